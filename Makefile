@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-s3 test-browser test-nfs test-images test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs test-images test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +22,7 @@ LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n
 EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,transparent,trl]
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## create .venv with Safepoint (editable), its extras and the development tools
 
@@ -62,9 +62,16 @@ test-s3: $(INSTALLED) ## the storage tests on real S3 servers: Ceph RGW, install
 	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not minio and not long'; fi
 	if $(BIN)/python -m tests.support.minio build; then $(LANES) -m 'minio and not long'; fi
 
-test-browser: $(INSTALLED) ## the dashboard in Debian's Chromium, with axe-core; installs both, as root (3 minutes)
+install-browser: $(INSTALLED)
 	$(INSTALL) $(BIN)/python -c constraints.txt --group browser
-	if $(BIN)/python -m tests.support.browser install; then $(BIN)/pytest -n 0 -m browser tests/browser; fi
+	$(BIN)/python -m tests.support.browser install
+
+test-browser: $(INSTALLED) ## the dashboard and cells of a notebook in Debian's Chromium, with axe-core; as root (5 minutes)
+	if $(MAKE) install-browser; then $(BIN)/pytest -n 0 -m browser tests/browser; fi
+
+test-browser-core: $(INSTALLED) ## of these, the life of a job, the pages on a small screen, and the cells (2 minutes)
+	if $(MAKE) install-browser; then $(BIN)/pytest -n 0 -m browser tests/browser \
+	  -k 'life_of_a_job or (page_looks_well and small) or cells_look_well'; fi
 
 test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, server and two clients; as root (2 minutes)
 	if $(BIN)/python -m tests.support.nfs install; then $(BIN)/pytest -m long tests/attacks/test_nfs.py; fi
@@ -108,13 +115,14 @@ TOOLS := torch numpy xxhash typer psutil transformers accelerate trl peft 'datas
 MEET_FRAMEWORKS := tests/unit/training tests/unit/snapshot \
   tests/ranks/test_{equivalence,data_position,interruptions,lightning,session,strategies,trl}.py
 
-# A pin of the set replaces that of constraints.txt. Safepoint itself is a path: nothing else that it requires is there.
+# A pin of the set replaces that of constraints.txt.
+PINS_OF_SET = awk -F'[=<>]' 'NR == FNR { print; set[$$1]; next } !($$1 in set)' constraints/$*.txt constraints.txt
+
+# Safepoint itself is a path: nothing else that it requires is there.
 $(SETS:%=$(VERSIONS)/%/.installed): $(VERSIONS)/%/.installed: pyproject.toml constraints.txt $(wildcard constraints/*.txt) | $(INSTALLED)
 	rm -rf $(@D)
 	$(BIN)/uv venv --quiet --python $(if $(findstring image,$*),$(PYTHON_OF_IMAGES),$(PYTHON)) $(@D)
-	if [ -f constraints/$*.txt ]; then \
-	  awk -F'[=<>]' 'NR == FNR { print; set[$$1]; next } !($$1 in set)' constraints/$*.txt constraints.txt; \
-	fi > $(@D)/constraints.txt
+	if [ -f constraints/$*.txt ]; then $(PINS_OF_SET); fi > $(@D)/constraints.txt
 	$(INSTALL) $(@D)/bin/python -c $(@D)/constraints.txt $(TOOLS)
 	$(INSTALL) $(@D)/bin/python -c $(@D)/constraints.txt --no-deps --target $(@D)/deepspeed deepspeed einops hjson msgpack ninja py-cpuinfo
 	echo $(CURDIR)/src > $$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/safepoint.pth
@@ -130,6 +138,26 @@ test-versions-smoke: $(VERSIONS)/oldest/.installed ## of these, a few with the o
 	$(VERSIONS)/oldest/bin/python -m pytest tests/unit/training/compatibility tests/unit/training/integrations tests/unit/snapshot/images
 	$(VERSIONS)/oldest/bin/python -m pytest -m '' 'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[ddp-full-signal]' \
 	  'tests/ranks/test_strategies.py::test_interrupted_is_uninterrupted[fsdp1-full-signal]'
+
+# The environments of `make test-openshift-images` have what a set pins, and nothing else but its requirements. aiobotocore, which
+# s3fs requires, needs other releases of two packages than the tests do.
+IMAGES := .venv/images
+IMAGE_SETS := $(filter-out newest,$(SETS))
+
+$(IMAGE_SETS:%=$(IMAGES)/%/.installed): $(IMAGES)/%/.installed: constraints/%.txt constraints.txt | $(INSTALLED)
+	rm -rf $(@D)
+	$(BIN)/uv venv --quiet --python $(if $(findstring image,$*),$(PYTHON_OF_IMAGES),$(PYTHON)) $(@D)
+	$(PINS_OF_SET) | grep -vE '^(botocore|wrapt)==' > $(@D)/constraints.txt
+	$(INSTALL) $(@D)/bin/python -c $(@D)/constraints.txt $$(grep -oE '^[^#]+==.+' $<)
+	touch $@
+
+test-openshift-images: $(IMAGE_SETS:%=$(IMAGES)/%/.installed) ## safepoint.pyz where only an image's packages are, and Red Hat's guides; Debian, root (20 minutes)
+	rm -rf $(IMAGES)/guide
+	$(BIN)/uv venv --quiet --python $(PYTHON) $(IMAGES)/guide
+	$(BIN)/python -m hatchling build --target wheel --directory $(IMAGES)/guide/wheel
+	$(INSTALL) $(IMAGES)/guide/bin/python -c constraints.txt "$$(echo $(IMAGES)/guide/wheel/*.whl)[sdk,trl]"
+	if $(BIN)/python -m tests.support.ceph_rgw install; then \
+	  $(BIN)/pytest tests/ranks/test_images.py tests/ranks/test_guides_of_red_hat.py; fi
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
 	$(INSTALL) $(BIN)/python -c constraints.txt --group bench

@@ -1,13 +1,14 @@
-"""The Trainer script of `bench_training.py`, `bench_commit.py` and `bench_strategies.py`: a small model, real steps.
+"""The Trainer script of the benchmarks of training, commits, strategies and overhead: a small model, real steps.
 
 Nothing in it knows of Safepoint, but for `--parts`: then calls of the training thread are timed (`save_parts`).
 `--times` gets the time at which each step ended, from a clock that all processes of the machine share; with
-`--stream` step 0 is the moment when training began.
+`--stream` step 0 is the moment when training began. With `--turns`, it trains only while it has its turn (`Turns`).
 """
 
 import argparse
 import hashlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -82,6 +83,34 @@ class Watch(TrainerCallback):
             print(f"{state.global_step + 1} {time.monotonic():.6f}", file=self._file)
 
 
+class Turns(TrainerCallback):
+    """Trains a block of steps for each turn that a benchmark grants, and reports how long the block took.
+
+    A block is measured from the beginning of its first step to the beginning of the step that follows it.
+
+    Args:
+        path: the socket of the benchmark. Each byte from it is a turn; a line with seconds is the answer.
+        name: with which this program introduces itself.
+        block: the number of steps in a block.
+    """
+
+    def __init__(self, path: Path, name: str, block: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+        self._socket.sendall(f"{name}\n".encode())
+        self._block = block
+        self._began_s = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step % self._block:
+            return
+        if state.global_step:
+            self._socket.sendall(f"{time.perf_counter() - self._began_s}\n".encode())
+        if not self._socket.recv(1):  # the benchmark has ended
+            control.should_training_stop = True
+        self._began_s = time.perf_counter()
+
+
 def model_of(state_mb: int) -> Qwen2ForCausalLM:
     """A Qwen2 whose state, with AdamW's, has about this size."""
     wanted = state_mb * 1_000_000 // BYTES_PER_PARAMETER
@@ -116,6 +145,8 @@ def main() -> None:
     parser.add_argument("--strategy", default="", choices=("", *SHARDED))
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--turns", nargs=2, metavar=("SOCKET", "NAME"))
+    parser.add_argument("--block", type=int, default=20, help="steps in a turn")
     parser.add_argument("--resume", action="store_true", help="the Trainer's own")
     options = parser.parse_args()
     if options.parts:
@@ -149,6 +180,8 @@ def main() -> None:
     trainer.accelerator.dataloader_config.use_stateful_dataloader = options.stream
     times = options.times if rank == 0 else None
     trainer.add_callback(Watch(times, options.step_ms / 1000, tells_beginning=options.stream))
+    if options.turns:
+        trainer.add_callback(Turns(Path(options.turns[0]), options.turns[1], options.block))
     trainer.train(resume_from_checkpoint=options.resume or None)
 
 

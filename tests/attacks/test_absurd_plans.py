@@ -99,7 +99,7 @@ def test_every_value_has_an_answer_or_a_message_that_names_the_option(
     "words",
     [
         ("simulate", "--machine-failures", "1/hour", "--ranks", "10000000", "--days", "36525"),
-        ("simulate", "--ranks", "8", "--days", "1e-9", "--trials", "100000"),
+        ("simulate", "--ranks", "8", "--days", "0.0001", "--step", "1s", "--trials", "100000"),
         ("simulate", "--preemptions", "3599/hour", "--days", "36525"),
         ("simulate", "--reclaims", "3599/hour", "--ranks", "131072", "--days", "3650", "--trials", "1000"),
     ],

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.foundation.shared_folders.temporary import keep_temporary_folder
+from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, keep_temporary_folder
 from safepoint.foundation.volumes import mounts
 from safepoint.training.launcher import compile_cache
-from safepoint.training.launcher.compile_cache import protect_compile_cache
+from safepoint.training.launcher.compile_cache import CompileCache
 from tests.support.access_lists import set_list
 
 _STRANGER = 65534
@@ -35,7 +35,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("LOGNAME", "me")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for variable in (_VARIABLE, "QUACK_CACHE_DIR", "TMPDIR"):
+    monkeypatch.setattr(compile_cache, "_FIXED", tmp_path / "fixed")
+    (tmp_path / "fixed").mkdir()
+    (tmp_path / "fixed").chmod(0o1777)
+    monkeypatch.setattr(compile_cache, "_NAMES", ("LOGNAME",))
+    for variable in (*COMPILED_CODE, "TMPDIR", "CUTE_DSL_DISABLE_FILE_CACHING"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
     (tmp_path / "cache").mkdir(mode=0o700)
@@ -58,7 +62,7 @@ def test_another_user_has_made_it(
     kind: str, temporary: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plant(temporary / "torchinductor_me", kind)
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     folder = Path(os.environ[_VARIABLE])
     assert folder == tmp_path / "cache" / "safepoint" / "torchinductor"
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
@@ -76,7 +80,7 @@ def test_others_may_write_to_it(
     monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group(("users", "x", 100, ["eve"])))
     (temporary / "torchinductor_me").mkdir()
     (temporary / "torchinductor_me").chmod(mode)
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert os.environ[_VARIABLE] == str(tmp_path / "cache" / "safepoint" / "torchinductor")
     assert "may be written by other users" in caplog.text
 
@@ -86,7 +90,7 @@ def test_the_group_of_this_user_alone(temporary: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group(("root", "x", 0, ["root"])))
     (temporary / "torchinductor_me").mkdir()
     (temporary / "torchinductor_me").chmod(0o775)
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert os.environ[_VARIABLE] == str(temporary / "torchinductor_me")
     assert os.environ["TMPDIR"] == str(temporary)
 
@@ -96,13 +100,13 @@ def test_a_temporary_folder_in_which_others_can_replace_it(
 ) -> None:
     monkeypatch.setattr("safepoint.training.launcher.compile_cache.is_seeing_all", lambda: True)
     temporary.chmod(0o777)
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert os.environ[_VARIABLE] == str(tmp_path / "cache" / "safepoint" / "torchinductor")
 
 
 def test_another_user_comes_after_the_launcher(temporary: Path, tmp_path: Path) -> None:
     """The launcher has made the folder, so that the name is taken before a rank compiles for the first time."""
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     folder = temporary / "torchinductor_me"
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (os.geteuid(), 0o700)
     code = f"import os; os.setuid({_STRANGER}); os.rename({str(folder)!r}, {str(folder) + '.old'!r})"
@@ -114,14 +118,14 @@ def test_another_user_comes_after_the_launcher(temporary: Path, tmp_path: Path) 
 def test_the_usual_folder_stays(is_made: bool, temporary: Path, tmp_path: Path) -> None:
     if is_made:
         (temporary / "torchinductor_me").mkdir()
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert os.environ[_VARIABLE] == str(temporary / "torchinductor_me")
 
 
 def test_a_folder_that_the_user_has_chosen(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(temporary / "torchinductor_me", "folder")
     monkeypatch.setenv(_VARIABLE, "/mine")
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert os.environ[_VARIABLE] == "/mine"
 
 
@@ -133,7 +137,7 @@ def test_the_other_folder_is_another_user_s_too(
     plant(temporary / "cache", "folder")
     (temporary / "cache" / "safepoint").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert os.environ[_VARIABLE] == str(tmp_path / "torchinductor")
 
 
@@ -156,7 +160,7 @@ def test_no_room_for_it(
         make(path, mode, parents, exist_ok)
 
     monkeypatch.setattr(Path, "mkdir", full)
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert is_elsewhere(temporary, tmp_path)
     assert "torchinductor_me cannot be created now (No space left on device), and another user could" in caplog.text
 
@@ -191,7 +195,7 @@ def test_another_user_has_mounted_it(
     table = tmp_path / "mountinfo"
     table.write_text(f"40 22 0:50 / {point} rw - fuse evil rw,user_id={user},group_id=0,allow_other\n")
     monkeypatch.setattr(mounts, "_MOUNTS", table)
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert is_elsewhere(temporary, tmp_path) is (user == _STRANGER)
     assert ("torchinductor_me is a file system that another user has mounted" in caplog.text) is (user == _STRANGER)
 
@@ -203,7 +207,7 @@ def test_an_access_control_list(temporary: Path, tmp_path: Path, monkeypatch: py
     folder.mkdir()
     set_list(folder, user=7, group=5, mask=7, stranger=(_STRANGER, 7))
     assert folder.stat().st_mode & 0o777 == 0o775
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert is_elsewhere(temporary, tmp_path)
 
 
@@ -216,7 +220,7 @@ def test_a_link_to_a_folder_that_others_can_replace(
     target.chmod(0o700)
     target.parent.chmod(0o777)
     (temporary / "torchinductor_me").symlink_to(target)
-    protect_compile_cache(tmp_path)
+    CompileCache(tmp_path).protect()
     assert is_elsewhere(temporary, tmp_path)
 
 
@@ -252,9 +256,11 @@ def test_a_rank_uses_no_other_temporary_folder(temporary: Path, tmp_path: Path) 
     code = (
         "import os\n"
         "from safepoint.training.launcher import launch\n"
-        "protect = launch.protect_compile_cache\n"
-        f"def look(scratch): protect(scratch); os.environ['TMPDIR'] = {str(tmp_path / 'missing')!r}\n"
-        "launch.protect_compile_cache = look\n"
+        "class Cache(launch.CompileCache):\n"
+        "    def protect(self):\n"
+        "        super().protect()\n"
+        f"        os.environ['TMPDIR'] = {str(tmp_path / 'missing')!r}\n"
+        "launch.CompileCache = Cache\n"
         "from safepoint.cli.main import main\n"
         "main()"
     )

@@ -337,6 +337,7 @@ class TestPorts:
     def test_the_port_of_a_job_on_this_machine_is_never_free(self, tmp_path: Path) -> None:
         """From the moment it is chosen, node 0 listens there."""
         launchers = Launchers(job_spec(num_nodes=2, python="/bin/sleep"), tmp_path, 1)
+        launchers.reserve_port(lambda: True)
         held: list[str] = []
         popen = subprocess.Popen
 

@@ -227,7 +227,7 @@ def test_states_of_lightning(field: str, other: str, tmp_path: Path) -> None:
     bad = {path: torch.ones(())} if field == "best_k_models" else path
     parts: Any = LightningParts.__new__(LightningParts)
     parts._trainer = SimpleNamespace(callbacks=[callback])
-    with parts._without_other_paths():
+    with parts._checked_callbacks():
         callback.load_state_dict({**good, field: bad})
         assert (callback.best_model_path, callback.last_model_path) == ("", "")
         callback.load_state_dict(good)

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from transformers import DefaultFlowCallback, EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler, ExportableState, TrainerControl
 
 from safepoint.errors import CheckpointError
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
+from safepoint.training.state.loading import states_of
 
 
 class Writes(TrainerCallback, ExportableState):
@@ -91,3 +93,72 @@ def test_states_that_a_trainer_has_saved() -> None:
     assert (found.early_stopping_patience, found.early_stopping_threshold) == (5, 0.5)
     assert found.early_stopping_patience_counter == 2
     assert trainer.control.should_training_stop
+
+
+# ---- Lightning's own callbacks ----------------------------------------------------------------------------------
+
+
+def _lightning(state: dict[str, Any], callback: Any) -> Any:
+    """Let a callback load its state with others, as a resume does."""
+    from safepoint.training.integrations.lightning.lightning_parts import LightningParts
+
+    parts: Any = LightningParts.__new__(LightningParts)
+    parts._trainer = SimpleNamespace(callbacks=[callback])
+    with states_of("lightning.ckpt"), parts._checked_callbacks():
+        callback.load_state_dict({**callback.state_dict(), **state})
+    assert "load_state_dict" not in vars(callback)
+    return callback
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"best_score": "x"}, {"best_score": torch.ones(5)}, {"best_score": 1.0}, {"patience": "x"},
+        {"patience": 10**400}, {"wait_count": [1]}, {"stopped_epoch": torch.ones(())},
+    ],
+)  # fmt: skip
+def test_early_stopping(state: dict[str, Any]) -> None:
+    """With such a value, a later epoch would raise an error that names no file, in each start."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    with pytest.raises(CheckpointError, match=r"lightning\.ckpt could not be loaded: .*EarlyStopping"):
+        _lightning(state, callbacks.EarlyStopping("loss"))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"best_model_score": "x"}, {"current_score": torch.ones(2)}, {"kth_value": 5},
+        {"best_k_models": {}},
+    ],
+)  # fmt: skip
+def test_scores_of_model_checkpoint(state: dict[str, Any], tmp_path: Path) -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    if "best_k_models" in state:
+        state = {"best_k_models": {f"{tmp_path}/a.ckpt": "x"}}
+    with pytest.raises(CheckpointError, match="ModelCheckpoint"):
+        _lightning(state, callbacks.ModelCheckpoint(tmp_path, monitor="loss"))
+
+
+def test_what_lightning_saves() -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    state = {"best_score": torch.tensor(0.5), "wait_count": 2, "patience": 4, "stopped_epoch": 0}
+    found = _lightning(state, callbacks.EarlyStopping("loss")).state_dict()
+    assert {name: found[name] for name in state} == state
+    assert _lightning({"time_elapsed": {"train": 5.0}}, callbacks.Timer())._offset == 5.0
+
+
+class Own:
+    """A callback of the script, whose state may be of any kind."""
+
+    seen: Any = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = state_dict["seen"]
+
+
+def test_a_callback_of_the_script() -> None:
+    pytest.importorskip("lightning")
+    assert _lightning({"seen": "x"}, Own()).seen == "x"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import EarlyStoppingCallback, GenerationConfig
+from transformers import EarlyStoppingCallback
 from transformers.trainer_callback import TrainerControl, TrainerState
 
 from safepoint.checkpoint.format.manifest import MAX_SAMPLES
@@ -123,23 +123,6 @@ def test_another_field_that_grows(field: str, tmp_path: Path) -> None:
 
 
 # ---- settings and counters ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("change", [{"temperature": -5.0}, {"max_new_tokens": "x"}, {"early_stopping": "maybe"}])
-def test_settings_for_generating(change: dict[str, Any], tmp_path: Path) -> None:
-    from safepoint.training.integrations.transformers.resume.generation_settings import (
-        generation_settings,
-        load_generation_settings,
-    )
-
-    model = SimpleNamespace(generation_config=GenerationConfig())
-    own = generation_settings(model)
-    with pytest.raises(ValueError, match="settings for generating"):
-        load_generation_settings(model, {**own, **change})
-    assert generation_settings(model) == own
-    load_generation_settings(model, {**own, "max_length": 7})
-    assert model.generation_config.max_length == 7
-    model.generation_config.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["x", [1], {}])

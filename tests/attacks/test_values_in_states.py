@@ -4,25 +4,31 @@ A run must not train for ever, and must not end with a traceback that names no f
 """
 
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from safepoint.checkpoint.format.manifest import UNKNOWN_DIGEST, FileEntry
 from safepoint.errors import CheckpointError, ConflictError, ExitCode
 from safepoint.foundation.environment import Place
 from safepoint.snapshot.checkpointer import load_state
+from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry
 from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state
+from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
 from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
 from safepoint.training.plain.data.position import Position
 from safepoint.training.plain.state.parts import NamedParts
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
 from safepoint.training.state.loading import states_of
-from tests.support.checkpoints import reseal
+from tests.support.checkpoints import describe, reseal
 from tests.support.jobs import TINY, no_orphans, safepoint
 
 # ---- positions ---------------------------------------------------------------------------------------------------
@@ -97,6 +103,27 @@ def test_the_state_of_a_rank(part: str, name: str, value: Any, tmp_path: Path) -
     torch.save(record, path)
     with pytest.raises(CheckpointError, match=r"safepoint_state_0\.pt is not the state of a rank"):
         RankState.read(tmp_path, rank=0, ranks_before=1, world_size=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": None}, {"epoch": 1e300}, {"epoch": 1 << 62}, {"max_steps": 10**300}, {"max_steps": 1 << 62},
+        {"max_steps": -5},
+    ],
+)  # fmt: skip
+def test_a_position_in_a_stream(change: dict[str, Any], tmp_path: Path) -> None:
+    """A run must not count as complete, and must not skip more steps than the checkpoint has."""
+    (tmp_path / "trainer_state.json").write_text(json.dumps({**_STATE, **change}))
+    manifest = describe(4)((FileEntry(path="a", size_bytes=0, digest=UNKNOWN_DIGEST),))
+    manifest = dataclasses.replace(manifest, epoch=0.5)
+    resume: Any = object.__new__(TrainerResume)
+    resume._point = ResumePoint(path=tmp_path, manifest=manifest)
+    resume._trainer = SimpleNamespace(args=SimpleNamespace(ignore_data_skip=False))
+    resume.geometry = BatchGeometry(world_size=2, accumulation=2, global_batch=8, num_samples=None, drop_last=False)
+    passes, micro_batches = resume._initial_position(lambda: None)
+    assert passes == 0
+    assert 0 <= micro_batches <= 4 * 2
 
 
 # ---- schedulers --------------------------------------------------------------------------------------------------

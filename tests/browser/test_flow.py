@@ -54,10 +54,13 @@ def test_the_life_of_a_job(place: Place, dashboard: Served, sign_in: SignIn) -> 
     page.get_by_role("button", name=f"Verify checkpoint-{older}").click()
     page.get_by_text("match their digests").wait_for()
 
-    page.goto(f"{dashboard.base}/jobs/local/tiny")
-    page.keyboard.press("r")
+    page.goto(f"{dashboard.base}/jobs/local/tiny/checkpoints")
+    page.get_by_text(re.compile("all files read .*, here")).wait_for()
+    page.get_by_role("link", name=f"Resume from checkpoint-{older}").click()
+    page.get_by_role("heading", name=f"Resume tiny from step {older}?").wait_for()
+    page.get_by_text("1 newer checkpoint will be moved aside; nothing is deleted.").wait_for()
     page.get_by_role("button", name="Resume").click()
-    page.get_by_text("The job resumes.").wait_for()
+    page.get_by_text(f"The job resumes from step {older}.").wait_for()
     place.complete("tiny")
     assert place.events("tiny", "resumed")[-1]["step"] == older
     page.goto(f"{dashboard.base}/jobs/local/tiny")

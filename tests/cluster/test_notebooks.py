@@ -14,13 +14,15 @@ import pytest
 from datasets import Dataset
 
 from tests.cluster.test_doctor import user
+from tests.ranks.test_first_job import check_first_job
 from tests.support.cluster.workspace import Workspace, apply, queue_objects
 from tests.support.deepspeed import deepspeed_variables, skip_without_deepspeed
 from tests.support.moto_server import moto_server
-from tests.support.notebook import Kernel, kernel
+from tests.support.notebook import Kernel, cells, executed, kernel, outputs
 from tests.support.tiny_model import save_tiny_model
 
 NOTEBOOKS = Path(__file__).parents[1] / "programs" / "notebooks"
+FIRST_JOB = NOTEBOOKS.parents[2] / "examples" / "first_job.ipynb"
 STRATEGIES = NOTEBOOKS.parent / "strategies.py"
 TEXTS = [f"hello number {n}, how are you today?" for n in range(32)]
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
@@ -172,3 +174,18 @@ def test_a_queue(notebook: Kernel, team: Workspace) -> None:
     assert "refused: there is no queue none" in printed
     assert "at first Queued" in printed or "at first Starting" in printed
     assert "status Complete step 16 of 16" in printed, printed
+
+
+@pytest.mark.long
+def test_the_first_job(workbench: Workspace, tmp_path: Path) -> None:
+    """The notebook of the examples, with the cluster in place of this machine."""
+    connected = "\n".join(cells(NOTEBOOKS / "connect.py"))
+    connected += '\noutput = "pvc://checkpoints/first-job"\n'
+    document = executed(FIRST_JOB, tmp_path, dict(os.environ), replaced={"client": connected})
+    step = check_first_job(document)
+    assert f"step {step}" in str(outputs(document, "suspend"))
+    assert final_steps(workbench) == [100, 120]
+
+
+def final_steps(team: Workspace) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in (team.folder / "first-job").glob("checkpoint-*"))

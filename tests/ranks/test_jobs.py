@@ -124,6 +124,21 @@ def test_a_checkpoint_that_was_named_is_where_it_begins_once(place: Place, refer
     assert_same(place.output("a"), reference.output("alone"))
 
 
+def test_resumed_from_an_older_checkpoint(place: Place, reference: Place) -> None:
+    """The next start begins there and moves the newer ones aside; the start after it resumes from the newest."""
+    place.jobs.submit(place.training("a", "--resumed-step-ms", "600", settings={"save_steps": 2}))
+    place.wait_for_saved("a", 6)
+    newest = place.jobs.suspend("a", timeout_s=60).safe_step
+    place.jobs.resume("a", step=2)
+    place.wait_for("a save", lambda: place.events("a", "resumed") and 4 in place.steps("a"), "a")
+    safe = place.jobs.suspend("a", timeout_s=60).safe_step
+    assert [path.name for path in place.output("a").glob(f"set-aside-*/checkpoint-{newest}")]
+    place.jobs.resume("a")
+    place.complete("a")
+    assert [event["step"] for event in place.events("a", "resumed")] == [2, safe]
+    assert_same(place.output("a"), reference.output("alone"))
+
+
 @long
 def test_scaled_up_and_down_no_sample_is_lost(place: Place) -> None:
     """1 → 2 → 1 nodes: each time it resumes from the step at which it stopped."""

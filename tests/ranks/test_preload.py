@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from safepoint.training.rank_processes.template_process import TemplateProcess
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, no_orphans, read_events, safepoint, tiny, wait_until_gone
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -61,6 +63,67 @@ def test_a_killed_rank_of_copies_is_replaced_by_a_copy(tmp_path: Path) -> None:
     assert all(was_copied(event) for event in starts), job.text
     assert "import everything by themselves" not in job.text
     assert_same_run(output, reference)
+
+
+_FEATURES = {
+    "several threads": ("2", []),
+    "workers by fork": ("1", ["--workers", "1", "--settings", '{"dataloader_multiprocessing_context": "fork"}']),
+    "workers by spawn": ("1", ["--workers", "1", "--settings", '{"dataloader_multiprocessing_context": "spawn"}']),
+    "compiled": ("1", ["--settings", '{"torch_compile": true, "torch_compile_backend": "inductor"}']),
+}
+
+
+@pytest.mark.parametrize("feature", [pytest.param(name, marks=pytest.mark.long) for name in _FEATURES])
+def test_copies_train_as_new_processes_do(feature: str, tmp_path: Path) -> None:
+    """Also after a restart: the final weights, the optimizer and the log are equal, bit by bit."""
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    threads, settings = _FEATURES[feature]
+    env = {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": "3"}
+    job = safepoint(reference, *TWO, program=tiny(reference, *settings), **env)
+    with no_orphans(job):
+        assert job.wait(200) == 0, job.text
+    program = tiny(output, *settings, "--step-ms", "100")
+    job = safepoint(output, *TWO, "--preload", "--save-steps", "1", program=program, **env)
+    with no_orphans(job):
+        job.wait_for_event("saved", count=2)
+        os.kill(job.rank_pids()[1], signal.SIGKILL)
+        assert job.wait(200) == 0, job.text
+    starts = read_events(output, "start_timed")
+    assert [event["restart"] for event in starts] == [0, 1]
+    assert all(was_copied(event) for event in starts), job.text
+    assert "import everything by themselves" not in job.text
+    assert_same_run(output, reference)
+
+
+_SEEDS = """
+import os, sys
+from pathlib import Path
+name = f"{os.environ['GROUP_RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+Path(sys.argv[1], name).write_text(f"{hash('text')} {os.environ['PYTHONHASHSEED']}")
+"""
+
+
+def test_nodes_have_the_seed_of_the_first_one(tmp_path: Path) -> None:
+    """A seed that the user has set on node 0 only holds for the copies of the other node, too."""
+    script, port = tmp_path / "seeds.py", str(free_port())
+    script.write_text(_SEEDS)
+    jobs = [
+        safepoint(
+            tmp_path / "run",
+            *("--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", port),
+            "--preload",
+            program=[str(script), str(tmp_path)],
+            log=tmp_path / f"node-{node}.log",
+            **({"PYTHONHASHSEED": "7"} if node == 0 else {}),
+        )
+        for node in (0, 1)
+    ]
+    with no_orphans(*jobs):
+        assert [job.wait(100) for job in jobs] == [0, 0], jobs[0].text + jobs[1].text
+    found = [(tmp_path / f"{node}-0").read_text() for node in (0, 1)]
+    assert found[0] == found[1]
+    assert found[0].endswith(" 7")
+    assert "import everything by themselves" not in jobs[0].text + jobs[1].text
 
 
 def probe(folder: Path, *options: str, arguments: tuple[str, ...] = (), **env: str) -> list[dict[str, Any]]:
@@ -125,6 +188,8 @@ def test_a_copy_sees_what_a_new_process_sees(threads: str, tmp_path: Path) -> No
         ("import subprocess\nP = subprocess.Popen(['sleep', '600'], stdin=subprocess.DEVNULL)", "odd", "a process"),
         ("import of_the_project", "of_the_project", "is code of the project"),
         ("import ray", "ray", "not fit"),
+        ("import deepspeed", "deepspeed", "not fit"),
+        ("import torch\ntorch.cuda.is_initialized = lambda: True", "odd", "has initialized CUDA"),
         ("import os, _thread\n_thread.start_new_thread(__import__('time').sleep, (600,))", "odd", "thread"),
     ],
 )
@@ -140,7 +205,8 @@ def test_a_package_that_is_not_fit_is_named(
     script = _install(tmp_path, monkeypatch, source)
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "of_the_project.py").write_text("")
-    (tmp_path / "installed" / "ray.py").write_text("")
+    for denied in ("ray", "deepspeed"):
+        (tmp_path / "installed" / f"{denied}.py").write_text("")
     paths = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path / 'project'}"
     monkeypatch.setenv("PYTHONPATH", paths)
     template = TemplateProcess([str(script)], is_module=False, is_stopping=lambda: False)
@@ -154,6 +220,45 @@ def test_a_package_that_is_not_fit_is_named(
     (record,) = caplog.records
     assert f"packages: {name} " in record.getMessage()
     assert reason in record.getMessage()
+
+
+_FORKS = """
+import errno, os
+forks, fork = [], os.fork
+def fork_until_memory_is_full():
+    forks.append(1)
+    if len(forks) > {most}:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return fork()
+os.fork = fork_until_memory_is_full
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "reason"),
+    [
+        (0, "the template cannot be copied: Cannot allocate memory"),
+        *((most, "the template could not copy itself") for most in (1, 2, 3)),
+    ],
+)
+def test_a_template_without_memory_is_given_up(
+    most: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trial copy, the process that copies, the first rank and the second one; a rank that was made ends."""
+    script = _install(tmp_path, monkeypatch, _FORKS.format(most=most))
+    template = TemplateProcess([str(script)], is_module=False, is_stopping=lambda: False)
+    reader, writer = os.pipe()
+    output, end = os.pipe()
+    try:
+        assert template.bear([dict(os.environ)] * 2, [(end, end)] * 2, reader) is None
+        assert template.pid is None
+    finally:
+        template.end()
+    for descriptor in (reader, writer, end):
+        os.close(descriptor)
+    assert os.read(output, 1) == b"", "a rank that was made has not written, and has ended"
+    os.close(output)
+    assert reason in caplog.text
 
 
 def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> Path:
@@ -197,6 +302,36 @@ def test_changed_packages_and_changed_code_count(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "out").read_text().splitlines() == ["1 1 False", "2 2 False"]
     assert "a file of odd has changed on disk; the packages are imported again" in job.text
     assert "import everything by themselves" not in job.text
+
+
+def test_ranks_do_not_wait_for_further_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that dies soon after its first step is replaced while the template still imports: at the next module."""
+    script = _install(tmp_path, monkeypatch, "")
+    names = [f"slow_{number}" for number in range(100)]
+    for name in names:
+        (tmp_path / "installed" / f"{name}.py").write_text(
+            f"import time\nopen({str(tmp_path)!r} + '/begun', 'w')\ntime.sleep(3)"
+        )
+    template = TemplateProcess([str(script)], is_module=False, is_stopping=lambda: False)
+    reader, writer = os.pipe()
+    try:
+        template.start()
+        while not template.becomes_ready():
+            assert template.pid is not None, caplog.text
+            time.sleep(0.01)  # leaves the processor to the imports
+        template.import_more(names)
+        while not (tmp_path / "begun").exists():
+            assert template.pid is not None, caplog.text
+            time.sleep(0.01)
+        pids = template.bear([dict(os.environ)], [(1, 2)], reader)
+        assert pids is not None, caplog.text
+    finally:
+        template.end()
+        os.close(writer)
+        os.close(reader)
+    wait_until_gone(list(pids))
 
 
 # ---- a template that fails ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp-full", "fsdp1", "fsdp1-full", "zero1", "zero2", "zero3")
 KINDS = ("full", "lora")
-CASES = ("periodic", "signal", "rank killed", "everything killed", "object store")
+CASES = ("periodic", "signal", "rank killed", "copied rank killed", "everything killed", "object store")
 _CUT = {
     ("fsdp", "lora", "signal"),
     ("fsdp-full", "full", "rank killed"),
@@ -145,13 +145,20 @@ def _signal(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
     assert [event["step"] for event in job.events("resumed")] == [interrupted["step"]]
 
 
-def _rank_killed(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
+def _rank_killed(output: Path, strategy: str, kind: str, _: MotoServer, options: tuple[str, ...] = ()) -> None:
     rank = "0" if strategy == "single" else "1"
-    job = _start(output, strategy, kind, *_SAVES, "--crash-step", "6", "--crash-rank", rank, "--step-ms", "30")
+    crash = ("--crash-step", "6", "--crash-rank", rank, "--step-ms", "30")
+    job = _start(output, strategy, kind, *_SAVES, *crash, options=options)
     _end(job)
     assert len(job.events("attempt_started")) == 2
     resumed = job.events("resumed") + job.events("resumed_from_memory")
     assert resumed[-1]["step"] >= 4
+
+
+def _copied_rank_killed(output: Path, strategy: str, kind: str, moto: MotoServer) -> None:
+    """DeepSpeed is never imported before the ranks are born: each rank imports it by itself."""
+    _rank_killed(output, strategy, kind, moto, options=("--preload",))
+    assert "import everything by themselves" not in Path(f"{output}.log").read_text()
 
 
 def _everything_killed(output: Path, strategy: str, kind: str, _: MotoServer) -> None:
@@ -213,6 +220,7 @@ _INTERRUPT = {
     "periodic": _periodic,
     "signal": _signal,
     "rank killed": _rank_killed,
+    "copied rank killed": _copied_rank_killed,
     "everything killed": _everything_killed,
     "object store": _object_store,
 }

@@ -1,5 +1,6 @@
 """TRL's own scripts, unchanged, under `safepoint run`: interrupted, resumed, and equal to an uninterrupted run."""
 
+import functools
 import json
 import os
 import signal
@@ -107,23 +108,11 @@ def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_pat
     script = SCRIPTS[case]
     reference, output = tmp_path / "reference", tmp_path / "run"
 
-    def start(folder: Path, *options: str, token_s: float = 0) -> Job:
-        folder.mkdir(exist_ok=True)
-        variables = {
-            "HF_DATASETS_CACHE": str(tmp_path / "cache"),
-            "HF_HOME": str(tmp_path / "home"),
-            "PYTHONPATH": os.pathsep.join((str(ingredients), os.environ.get("PYTHONPATH", ""))),
-            "MARKS": str(folder),
-            "TOKEN_S": str(token_s),
-        }
-        options = ("--nproc-per-node", "2", *options)
-        words = program(case, ingredients, folder, by_command=case == "sft" and folder == output)
-        return safepoint(folder, *options, program=words, **variables)
-
+    start = functools.partial(_start, case, ingredients, tmp_path)
     job = start(reference)
     with no_orphans(job):
         assert job.wait(150) == 0, job.text
-    job = start(output, *script.options, token_s=script.token_s)
+    job = start(output, *script.options, token_s=script.token_s, by_command=case == "sft")
     with no_orphans(job):
         job.wait_for_event("attempt_started")
         if script.generation is None:
@@ -134,7 +123,7 @@ def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_pat
         assert job.wait(60) == 75, job.text
     assert not (output / "model.safetensors").exists(), "a half-trained model was saved as the final one"
     assert verify(list_checkpoints(output)[0]).is_valid
-    job = start(output)
+    job = start(output, by_command=case == "sft")
     with no_orphans(job):
         assert job.wait(150) == 0, job.text
     assert read_events(output, "resumed")
@@ -143,6 +132,46 @@ def test_a_script_survives_an_interruption(case: str, ingredients: Path, tmp_pat
     before = load_file(ingredients / "model" / "model.safetensors")
     theirs = load_file(reference / "model.safetensors")
     assert any((before[key] != theirs[key]).any() for key in before if key in theirs), "nothing was trained"
+
+
+def _start(
+    case: str,
+    ingredients: Path,
+    work: Path,
+    folder: Path,
+    *options: str,
+    token_s: float = 0,
+    by_command: bool = False,
+) -> Job:
+    folder.mkdir(exist_ok=True)
+    variables = {
+        "HF_DATASETS_CACHE": str(work / "cache"),
+        "HF_HOME": str(work / "home"),
+        "PYTHONPATH": os.pathsep.join((str(ingredients), os.environ.get("PYTHONPATH", ""))),
+        "MARKS": str(folder),
+        "TOKEN_S": str(token_s),
+    }
+    words = program(case, ingredients, folder, by_command=by_command)
+    return safepoint(folder, "--nproc-per-node", "2", *options, program=words, **variables)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["sft", "grpo"])
+def test_copied_ranks_train_as_others(case: str, ingredients: Path, tmp_path: Path) -> None:
+    """Ranks that are copied from a template, and replaced by further copies after a kill."""
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    job = _start(case, ingredients, tmp_path, reference)
+    with no_orphans(job):
+        assert job.wait(150) == 0, job.text
+    job = _start(case, ingredients, tmp_path, output, "--preload", "--save-steps", "1", token_s=0.05)
+    with no_orphans(job):
+        job.wait_for_event("saved", count=2)
+        os.kill(job.rank_pids()[1], signal.SIGKILL)
+        assert job.wait(150) == 0, job.text
+    assert [event["restart"] for event in read_events(output, "start_timed")] == [0, 1]
+    assert "import everything by themselves" not in job.text
+    assert_same_tensors(output, reference)
+    assert log_of(output) == log_of(reference)
 
 
 def assert_same_tensors(output: Path, reference: Path) -> None:

@@ -1,12 +1,20 @@
-"""Two machines' networks on this one: namespaces joined by a cable; needs root and `ip`."""
+"""Networks of their own on this machine: two that a cable joins, or one with nothing but loopback.
+
+They are namespaces of the kernel; needs root and `ip`.
+"""
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +67,31 @@ def two_networks() -> Generator[tuple[Network, Network]]:
     finally:
         for end in ends:
             subprocess.run(["ip", "netns", "del", end.name], check=False, capture_output=True)
+
+
+@contextlib.contextmanager
+def loopback_alone() -> Generator[Network]:
+    """A network that reaches nothing but its own loopback."""
+    network = Network(name=f"sp-{uuid.uuid4().hex[:8]}", address="127.0.0.1", interface="lo")
+    _ip("netns", "add", network.name)
+    try:
+        _ip("-n", network.name, "link", "set", "lo", "up")
+        yield network
+    finally:
+        subprocess.run(["ip", "netns", "del", network.name], check=False, capture_output=True)
+
+
+def make_there(network: Network, make: Callable[[], Made]) -> Made:
+    """What `make` returns when it is called in a network: a socket stays in the network in which it was made."""
+
+    def enter_and_make() -> Made:
+        with open(f"/run/netns/{network.name}") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) != 0:  # os.setns is new in Python 3.12
+                raise OSError(ctypes.get_errno(), f"the network {network.name} cannot be entered")
+        return make()
+
+    with ThreadPoolExecutor(1) as thread:  # only this thread enters the network, and it ends
+        return thread.submit(enter_and_make).result()
 
 
 def _ip(*words: str) -> None:

@@ -1,10 +1,10 @@
 """A real Jupyter kernel that runs the cells of a notebook, as a workbench of OpenShift AI does.
 
-A notebook is a Python file whose cells begin with `# %%`, as Jupytext and editors have them. The source of a cell is
-only in the kernel's history, so a training function reaches a job as it does from Jupyter.
+A notebook of the tests is a Python file whose cells begin with `# %%`, as Jupytext and editors have them. The source
+of a cell is only in the kernel's history, so a training function reaches a job as it does from Jupyter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ class Kernel:
 
     Args:
         client: Jupyter's client of it.
+        manager: Jupyter's manager of its process.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, manager: Any) -> None:
         self._client = client
+        self._manager = manager
 
     def run(self, cell: str) -> str:
         """Run a cell, and return what it prints.
@@ -46,6 +48,24 @@ class Kernel:
         assert answer["content"]["status"] == "ok", f"{cell}\n{''.join(printed)}"
         return "".join(printed)
 
+    def interrupted(self, cell: str) -> tuple[list[Any], Any]:
+        """Run a cell, and interrupt it when it has displayed something.
+
+        Returns:
+            The messages that it has sent, and its answer.
+        """
+        messages: list[Any] = []
+
+        def keep(message: Any) -> None:
+            messages.append(message)
+            if message["msg_type"] == "display_data":
+                self._manager.interrupt_kernel()
+
+        answer = self._client.execute_interactive(
+            cell, timeout=_CELL_S * PATIENCE, allow_stdin=False, output_hook=keep
+        )
+        return messages, answer["content"]
+
     def run_all(self, notebook: Path) -> str:
         """Run all cells of a notebook, and return what they print."""
         return "".join(map(self.run, cells(notebook)))
@@ -63,10 +83,50 @@ def kernel(folder: Path, environment: dict[str, str]) -> Iterator[Kernel]:
 
     manager, client = start_new_kernel(startup_timeout=_START_S * PATIENCE, cwd=str(folder), env=environment)
     try:
-        yield Kernel(client)
+        yield Kernel(client, manager)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-__all__ = ["Kernel", "cells", "kernel"]
+def executed(
+    notebook: Path, folder: Path, environment: dict[str, str], *, replaced: Mapping[str, str] | None = None
+) -> Any:
+    """A notebook (`.ipynb`) with its outputs, executed in a kernel in a folder, with these variables.
+
+    Args:
+        notebook: the file; it is not changed.
+        folder: the current folder of the kernel.
+        environment: the variables of the kernel.
+        replaced: other sources for cells, by the `id` of the cell.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+
+    document: Any = nbformat.read(notebook, as_version=4)  # pyright: ignore[reportUnknownMemberType]
+    for cell in document.cells:
+        cell.source = (replaced or {}).get(cell.id, cell.source)
+    place = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(
+        document, timeout=_CELL_S * PATIENCE, startup_timeout=_START_S * PATIENCE, resources=place
+    )
+    return client.execute(env=environment)
+
+
+def written(path: Path, sources: Sequence[str]) -> Path:
+    """Write a notebook (`.ipynb`) with these cells, and return its path."""
+    import nbformat
+
+    made: Any = nbformat.v4
+    document = made.new_notebook(cells=[made.new_code_cell(source) for source in sources])
+    nbformat.write(document, path)  # pyright: ignore[reportUnknownMemberType]
+    return path
+
+
+def outputs(document: Any, cell_id: str) -> list[Any]:
+    """The outputs of a cell of an executed notebook."""
+    [cell] = [cell for cell in document.cells if cell.id == cell_id]
+    return list(cell.outputs)
+
+
+__all__ = ["Kernel", "cells", "executed", "kernel", "outputs", "written"]

@@ -35,10 +35,10 @@ class S3Server:
     def store(self, prefix: str, **changes: str) -> Store:
         return open_store(self.location(prefix), StorageOptions.from_environment({**self.variables, **changes}))
 
-    def make_bucket(self) -> None:
+    def make_bucket(self, name: str = bucket) -> None:
         headers = signed_headers(
             method="PUT",
-            path=f"/{self.bucket}",
+            path=f"/{name}",
             query={},
             headers={"host": f"127.0.0.1:{self.port}", "content-length": "0"},
             access_key_id=self.keys[0],
@@ -47,7 +47,7 @@ class S3Server:
             region="us-east-1",
         )
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            connection.request("PUT", f"/{self.bucket}", headers=headers)
+            connection.request("PUT", f"/{name}", headers=headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 raise RuntimeError(f"no bucket: {answer.status} {answer.read()!r}")

@@ -1,6 +1,7 @@
 """Puts TLS in front of a server of this machine: it decrypts, and passes the bytes on as they are."""
 
 import contextlib
+import functools
 import socket
 import socketserver
 import ssl
@@ -8,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.networks import Network, make_there
 
 _BLOCK = 1 << 16
 
@@ -42,11 +45,15 @@ class _Proxy(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def tls_in_front_of(target: int, *, host: str, certificates: Path) -> Iterator[str]:
-    """The https address at `host` of the server whose port on loopback is `target`; see `make_certificates`."""
+def tls_in_front_of(target: int, *, host: str, certificates: Path, network: Network | None = None) -> Iterator[str]:
+    """The https address at `host` of the server whose port on loopback is `target`; see `make_certificates`.
+
+    With a `network`, the address is there, and the server itself cannot be reached from there.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "server.pem")
-    with _Proxy(host, target, context) as proxy:
+    make = functools.partial(_Proxy, host, target, context)
+    with make() if network is None else make_there(network, make) as proxy:
         thread = threading.Thread(target=proxy.serve_forever)
         thread.start()
         try:

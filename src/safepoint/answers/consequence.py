@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from safepoint.answers.situation import age_s
-from safepoint.foundation.units import format_duration
+from safepoint.foundation.units import format_duration, plural
+from safepoint.jobs.local.chosen_checkpoint import Choice
 from safepoint.jobs.model.job_place import Job
 from safepoint.jobs.model.job_progress import newest_save, risk_of_suspending
 from safepoint.jobs.model.states import JobState
@@ -54,7 +55,14 @@ class Consequence:
         return {**document, "action": str(self.action), "sentences": list(self.sentences)}
 
 
-def consequence_of(action: Action, job: Job, progress: Progress | None, output: str | None = None) -> Consequence:
+def consequence_of(
+    action: Action,
+    job: Job,
+    progress: Progress | None,
+    output: str | None = None,
+    *,
+    choice: Choice | None = None,
+) -> Consequence:
     """What the action would mean for the job now.
 
     Args:
@@ -62,10 +70,19 @@ def consequence_of(action: Action, job: Job, progress: Progress | None, output: 
         job: the job.
         progress: its last report.
         output: its output location, for the sentence about its checkpoints.
+        choice: the checkpoint from which to resume; None for the newest one.
     """
     is_possible, refusal = _is_possible(action, job)
     if not is_possible:
         return Consequence(action=action, is_possible=False, sentences=(refusal,), safe_step=job.safe_step)
+    if action is Action.RESUME and choice is not None:
+        return Consequence(
+            action=action,
+            is_possible=True,
+            sentences=_from_choice(choice, progress),
+            safe_step=choice.step,
+            lost_s=_repeated_s(choice, progress),
+        )
     if action is Action.RESUME:
         step = "step 0" if job.safe_step is None else f"step {job.safe_step:,}"
         text = f"The job continues from its newest checkpoint, {step}, as soon as there is room for it."
@@ -111,6 +128,23 @@ def _is_possible(action: Action, job: Job) -> tuple[bool, str]:
     if action is Action.SCALE:
         return state is not JobState.COMPLETE, "The job is Complete. To train further, submit it again."
     return True, ""
+
+
+def _from_choice(choice: Choice, progress: Progress | None) -> tuple[str, ...]:
+    repeated_s = _repeated_s(choice, progress)
+    steps = 0 if progress is None else max(0, progress.step - choice.step)
+    again = f" and repeats {plural(steps, 'step')}" if steps else ""
+    again += f", about {format_duration(repeated_s)} of work" if steps and repeated_s is not None else ""
+    first = f"The job continues from the checkpoint of step {choice.step:,}{again}, as soon as there is room for it."
+    if not choice.newer:
+        return (first,)
+    return first, f"{plural(len(choice.newer), 'newer checkpoint')} will be moved aside; nothing is deleted."
+
+
+def _repeated_s(choice: Choice, progress: Progress | None) -> float | None:
+    if progress is None or progress.step_s is None:
+        return None
+    return max(0, progress.step - choice.step) * (progress.step_s + progress.pause_s)
 
 
 def _unsaved_s(progress: Progress) -> float | None:

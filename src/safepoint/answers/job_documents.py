@@ -1,6 +1,7 @@
 """Jobs, their events and their output as JSON documents; see docs/jobs.md."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,3 +72,16 @@ def figures_of(detail: Mapping[str, object]) -> list[str]:
     names = ("object", "step", "attempt", "exit_code", "safe_step", "path")
     shown = [key for key in names if detail.get(key) is not None]
     return choice + [f"{key.replace('_', ' ')} {detail[key]}" for key in shown]
+
+
+def event_rows(events: Sequence[JobEvent]) -> list[dict[str, str]]:
+    """Events for a table, newest first: `time`, `actor`, `what` and `why`."""
+    return [
+        {
+            "time": event.time,
+            "actor": event.actor,
+            "what": event.name.replace("_", " "),
+            "why": ", ".join(itertools.chain(filter(None, [event.cause]), figures_of(event.detail))),
+        }
+        for event in reversed(events)
+    ]

@@ -1,15 +1,19 @@
-"""Prints the answer of a command on stdout: lines for a person, or JSON for a program."""
+"""Prints the answer of a command on stdout, as lines or as JSON, and writes the file that a user has named."""
 
 import json
+import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from safepoint.answers.versions import versioned
-from safepoint.errors import printable, without_credentials
+from safepoint.errors import StorageError, printable, without_credentials
+from safepoint.foundation.files import write_atomic
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 
@@ -53,6 +57,29 @@ def print_log_line(line: str) -> None:
 def print_warning(text: str) -> None:
     """Print a warning on stderr."""
     typer.echo(printable(f"safepoint: warning: {text}"), err=True)
+
+
+def write_file(path: Path, data: bytes, *, option: str) -> None:
+    """Write a file that the user has named, so that it appears whole or not at all.
+
+    The new file takes the place of what was there. If that was a device, it would be lost: as root, `-o /dev/null`
+    would turn /dev/null into a file. So only a regular file is replaced.
+
+    Args:
+        path: the file.
+        data: its content.
+        option: the option that names the file, for messages.
+
+    Raises:
+        StorageError: there is something else at the path, or the file cannot be written.
+    """
+    hint = f"give another path with {option}"
+    try:
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise StorageError(f"{path} exists and is not a regular file; nothing was written", hint=hint)
+        write_atomic(path, data, durable=False)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def _coloured(line: str, colours: Mapping[str, str]) -> str:

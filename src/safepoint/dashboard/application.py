@@ -28,6 +28,7 @@ from safepoint.dashboard.work import Works
 from safepoint.errors import SafepointError
 
 _STATIC = Path(__file__).parent / "static"
+_SHARED = ("safepoint.presentation", "static")
 _LEAST_COMPRESSED_BYTES = 1024
 _MOST_THREADS = 32
 
@@ -45,7 +46,9 @@ def all_routes() -> list[BaseRoute]:
         *checkpoints.routes,
         *overviews.routes,
         Route("/live", _live),
-        Mount("/static", StaticFiles(directory=_STATIC), name="static"),
+        Mount(
+            "/static", StaticFiles(directory=_STATIC, packages=[("safepoint.presentation", "static")]), name="static"
+        ),
         *actions.routes,
     ]
 

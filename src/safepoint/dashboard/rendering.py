@@ -1,21 +1,12 @@
-"""Answers of the dashboard: a page or its JSON document, and refusals.
+"""Answers of the dashboard: a page or its JSON document, and refusals."""
 
-Promises: every value in a page is escaped, shows no credentials, and has no control characters.
-"""
-
-import datetime
 import json
-import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from safepoint._version import __version__
-from safepoint.answers.situation import age_s
 from safepoint.answers.versions import versioned
 from safepoint.errors import (
     AccessDeniedError,
@@ -26,11 +17,8 @@ from safepoint.errors import (
     UsageError,
     without_credentials,
 )
-from safepoint.errors import printable as _printable
-from safepoint.foundation import clock
-from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
+from safepoint.presentation.rendering import make_environment
 
-_NOTHING = "—"
 _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
     (NotFoundError, 404),
     (ConflictError, 409),
@@ -55,77 +43,7 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a fault of the pro
         self.hint = hint
 
 
-def _finalize(value: Any) -> Any:
-    """A value in a template. Markup comes from templates only."""
-    if value is None:
-        return ""
-    return _printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _time(time: str | float | None, *, is_age: bool = True) -> Markup:
-    """A `time` element: how long ago, with the exact time in UTC. The script replaces UTC by the viewer's zone."""
-    if time is None or time == "":
-        return Markup(_NOTHING)
-    try:
-        since_s = clock.parse_utc(time) if isinstance(time, str) else time
-        exact = clock.date_of(since_s)
-    except ValueError:
-        return Markup.escape(_printable(str(time)))
-    shown = f"{format_age(age_s(exact.isoformat()))} ago" if is_age else _short_date(exact)
-    return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
-        exact.isoformat(timespec="milliseconds"),
-        exact.strftime("%Y-%m-%d %H:%M:%S UTC"),
-        Markup("") if is_age else Markup(' data-exact=""'),
-        shown,
-    )
-
-
-def _short_date(date: datetime.datetime) -> str:
-    return date.strftime("%m-%d %H:%M:%S")
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    """A number with few digits, `—` for None."""
-    if value is None or not math.isfinite(value):
-        return _NOTHING
-    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
-
-
-def _exact_time(time: str | float | None) -> Markup:
-    return _time(time, is_age=False)
-
-
-def _duration(seconds: float | None) -> str:
-    return _NOTHING if seconds is None else format_duration(seconds)
-
-
-def _size(num_bytes: int | None) -> str:
-    return _NOTHING if num_bytes is None else format_bytes(num_bytes)
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("safepoint.dashboard", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters: dict[str, Callable[..., Any]] = {
-        "ago": _time,
-        "at": _exact_time,
-        "duration": _duration,
-        "size": _size,
-        "number": _number,
-        "count": plural,
-    }
-    environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
-    environment.globals["release"] = __version__  # pyright: ignore[reportUnknownMemberType]
-    return environment
-
-
-_TEMPLATES = _environment()
+_TEMPLATES = make_environment("safepoint.dashboard")
 
 
 def render(template: str, **values: Any) -> str:

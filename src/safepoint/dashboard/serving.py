@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import uvicorn
 
+from safepoint.dashboard.access.connections import BoundedListener, protocol_of
 from safepoint.dashboard.access.guard import ENTER
 from safepoint.dashboard.access.sessions import Role, Sessions, load_key
 from safepoint.dashboard.application import make_application
@@ -54,7 +55,8 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
     )
     config = uvicorn.Config(
         application,
-        log_level=logging.WARNING,
+        http=protocol_of(listener),
+        log_level=logging.ERROR,  # other programs could fill the terminal with warnings about invalid requests
         access_log=False,
         server_header=False,
         proxy_headers=False,  # `access.proxies` decides which headers count
@@ -69,9 +71,9 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(settings: DashboardSettings) -> socket.socket:
+def _listen(settings: DashboardSettings) -> BoundedListener:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = BoundedListener(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))

@@ -1,6 +1,7 @@
 """The options of the dashboard, and which of them are refused before it listens."""
 
 import ipaddress
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class DashboardSettings:
         proxies: the addresses from which a proxy may name the user.
         user_header: the header in which such a proxy names the user.
         operators: the users whom a proxy names and who may change something.
-        price: of an hour of a slot (a GPU, or a processor core without GPUs), in any currency; 0 for none.
+        gpu_price: the price of an hour of a GPU, in any currency; 0 if it is not known.
+        cpu_price: the price of an hour of a processor core, for jobs without GPUs; 0 if it is not known.
 
     Raises:
         UsageError: an option is invalid, or the dashboard would be reachable without TLS.
@@ -44,7 +46,8 @@ class DashboardSettings:
     proxies: tuple[Network, ...] = ()
     user_header: str = _SIGNED_IN
     operators: tuple[str, ...] = ()
-    price: float = 0.0
+    gpu_price: float = 0.0
+    cpu_price: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -63,6 +66,9 @@ class DashboardSettings:
             )
         if not _HEADER.fullmatch(self.user_header):
             raise UsageError(f"--user-header {self.user_header!r} is not the name of a header; nothing was started")
+        for option, price in (("--gpu-price", self.gpu_price), ("--cpu-price", self.cpu_price)):
+            if not 0 <= price < math.inf:
+                raise UsageError(f"{option} {price} is not a price; nothing was started", hint="give a number from 0")
         if self.operators and not self.proxies:
             raise UsageError(
                 "--operator names users of a proxy, and no proxy is trusted; nothing was started",
@@ -92,6 +98,15 @@ class DashboardSettings:
         """The names that the Host header of a request may have, in lower case and without the port."""
         own = (f"[{self.host}]" if ":" in self.host else self.host) if self.host not in {"0.0.0.0", "::"} else ""
         return frozenset(name.lower() for name in (*_LOOPBACK, own, *self.names) if name)
+
+    def price_of(self, unit: str) -> float:
+        """The price of an hour of a slot; 0 if it is not known.
+
+        Args:
+            unit: what the slot is, see `JobCost`. A rank, whose device is not known, counts as a GPU, or as a core if
+                only that has a price.
+        """
+        return self.cpu_price if unit == "CPU" else self.gpu_price or (self.cpu_price if unit == "rank" else 0.0)
 
     def address(self, port: int) -> str:
         """The address to open in a browser, without a path, such as `http://127.0.0.1:8765`."""

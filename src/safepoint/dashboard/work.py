@@ -114,6 +114,10 @@ class Works:
         """The actions of a page that have not ended."""
         return [work for work in list(self._works.values()) if work.back == back and work.ended is None]
 
+    def done(self, back: str) -> list[Work]:
+        """The actions of a page that have ended, oldest first, as far as they are kept."""
+        return [work for work in list(self._works.values()) if work.back == back and work.ended is not None]
+
     def _run(self, work: Work, act: Callable[[], Outcome]) -> None:
         try:
             done = replace(work, outcome=act())

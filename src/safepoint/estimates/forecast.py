@@ -1,4 +1,4 @@
-"""Forecasts when a folder has no more room for a save, and decides when to warn. Pure arithmetic.
+"""Forecasts when a folder has no more free space for a save, and decides when to warn. Pure arithmetic.
 
 The same arithmetic is used for bytes and for inodes. What a save needs and keeps is known, so it is extrapolated
 without a limit. What other programs write is only observed, so it is extrapolated to `_REACH` times the observed time

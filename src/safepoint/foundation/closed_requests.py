@@ -123,9 +123,45 @@ def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: An
     def make(*args: Any, **kwargs: Any) -> http.client.HTTPConnection:
         connection = kind(*args, **kwargs, **options)
         connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
+        limit_connecting(connection, until_s)
         return connection
 
     return make
+
+
+def limit_connecting(connection: http.client.HTTPConnection, until_s: float) -> None:
+    """Make `connection` connect before a given time, by the monotonic clock, however many addresses the server has.
+
+    `socket.create_connection` would wait for the whole timeout at each address that a name server states.
+    """
+    cast("Any", connection)._create_connection = functools.partial(_connect, until_s)
+
+
+def _connect(until_s: float, address: tuple[str, int], timeout_s: float, *others: Any) -> socket.socket:
+    """Connect to the first address that answers. Each address gets an equal share of the time that is left."""
+    del others  # the address to bind, which is not used
+    host, port = address
+    places = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
+    failure: OSError = TimeoutError("timed out")
+    for number, (family, kind, protocol, _, place) in enumerate(places):
+        left_s = until_s - clock.monotonic_s()
+        if left_s <= 0:
+            break
+        try:
+            connected = socket.socket(family, kind, protocol)
+        except OSError as error:  # such as IPv6 that is switched off
+            failure = error
+            continue
+        try:
+            connected.settimeout(left_s / (len(places) - number))
+            connected.connect(place)
+            connected.settimeout(timeout_s)
+        except OSError as error:
+            failure = error
+            connected.close()
+        else:
+            return connected
+    raise failure
 
 
 class TimedResponse(http.client.HTTPResponse):

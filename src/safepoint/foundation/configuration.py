@@ -11,8 +11,9 @@ A file has these tables:
 Dashes and underscores are equivalent. For each setting the first file that has it is used.
 
 A file of a project is used only if no other user can have written it, because its settings decide which programs run
-and where checkpoints go. If another user can have written it, the file is ignored, and `Configuration.ignored` says
-why. The environment variable SAFEPOINT_TRUSTED_FOLDERS names folders whose files are used in any case.
+and where checkpoints go. If another user can have written it, or if it is in a checkpoint, which may have come from
+another person's bucket, the file is ignored, and `Configuration.ignored` says why. The environment variable
+SAFEPOINT_TRUSTED_FOLDERS names folders whose files are used in any case.
 
 A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
 found), the table, the key, the value, and what to do. This module does not check which commands and options exist;
@@ -28,7 +29,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.errors import UsageError, printable
-from safepoint.foundation.environment import expand_home, home_folder, open_only_file, open_trusted, why_foreign
+from safepoint.foundation.environment import (
+    expand_home,
+    home_folder,
+    is_planted,
+    open_only_file,
+    open_trusted,
+    why_foreign,
+)
+from safepoint.foundation.shared_folders.no_links import RECORDS
 from safepoint.foundation.units import nearest
 
 PROJECT_FILE = "safepoint.toml"
@@ -389,7 +398,7 @@ def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
     try:
         with (open_trusted if is_users else open_only_file)(path) as file:
             if is_checked:
-                why = why_foreign(path, file.fileno())
+                why = why_foreign(path, file.fileno()) or _why_in_checkpoint(path)
             data = file.read(_MOST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return _Source()
@@ -397,7 +406,7 @@ def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
         # In many containers the user has no home folder, and may not enter the folder in which the file would be.
         if isinstance(error, PermissionError) and not os.path.lexists(path):
             return _Source()
-        if is_checked and (foreign := why_foreign(path)):
+        if is_checked and (foreign := why_foreign(path) or _why_in_checkpoint(path)):
             return _Source(why_ignored=foreign)
         raise _unreadable(path, error.strerror or str(error)) from error
     if why is not None:
@@ -410,6 +419,22 @@ def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _unreadable(path, f"line {line} is not UTF-8") from error
+
+
+def _why_in_checkpoint(path: Path) -> str | None:
+    """Say that a file is in a checkpoint; None if it is not.
+
+    What a run has fetched from an object store, or what a command has copied, belongs to this user. But the person
+    who has written the checkpoint has chosen the names and the content of its files.
+    """
+    for folder in Path(os.path.realpath(path)).parents:
+        # A record that another user has put into a shared folder such as /tmp decides nothing for the folders below.
+        if any(os.path.isfile(record := folder / name) and not is_planted(record) for name in RECORDS):
+            return (
+                f"the file is in the checkpoint {printable(str(folder))}, and another person may have written the "
+                "checkpoint, so start the command in another folder"
+            )
+    return None
 
 
 def _unreadable(path: Path, why: str) -> UsageError:

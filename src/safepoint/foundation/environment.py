@@ -118,7 +118,15 @@ def home_folder() -> str:
     home = os.path.expanduser("~")
     if os.path.isabs(home):
         return home
-    home = os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
+    return check_home(fallback_home())
+
+
+def check_home(home: str) -> str:
+    """Return `home`, a path in the temporary folder, if this user may use it as a home folder.
+
+    Raises:
+        UsageError: another user has made it, or everyone may write to it.
+    """
     if not _may_be_home(home):
         raise UsageError(
             f"{home}, which this user without a home folder would use, was made by another user, or everyone may "
@@ -126,6 +134,15 @@ def home_folder() -> str:
             hint="set HOME to a folder of your own",
         )
     return home
+
+
+def fallback_home() -> str:
+    """The folder in the temporary folder that a user without a home folder uses as one.
+
+    Raises:
+        StorageError: there is no temporary folder.
+    """
+    return os.path.join(temporary_folder(), f"safepoint-home-{os.geteuid()}")
 
 
 def _may_be_home(path: str) -> bool:

@@ -179,7 +179,7 @@ def example_of_article() -> Sequence[Figure]:
             what="58 minutes lost, 4 times in a week",
             stated=213,
             computed=a_week * epoch,
-            difference=f"{rounded}; the article multiplies 0.97 hours, which is 213.4",
+            difference=f"{rounded}; the article multiplies 0.97 hours, which is $213.40",
         ),
         Figure(what="10 minutes of a grace period", stated=9, computed=grace, difference=rounded),
         Figure(what="the same, 4 times in a week", stated=37, computed=a_week * grace, difference=rounded),

@@ -18,7 +18,7 @@ from safepoint.errors import UsageError
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
 from safepoint.planning.architectures.families import FAMILIES, tensors_of
-from safepoint.planning.architectures.fields import EMBEDDINGS, Tensor
+from safepoint.planning.architectures.fields import EMBEDDINGS, Tensor, shown
 from safepoint.planning.architectures.headers import DOWNLOAD_HINT, files_in_index, header_of, real_path
 
 _CONFIG = "config.json"
@@ -64,6 +64,7 @@ class ModelShape:
         tokenizer_bytes: the size of the tokenizer's files in the folder of the model.
         stored_bytes: of the files with weights; None where there are none: their size follows from the tensors.
         is_quantized: whether `config.json` says that the weights are loaded in fewer bits than those of `tensors`.
+        doubt: why such a model is unusual, for people; empty without a reason.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ModelShape:
     tokenizer_bytes: int = 0
     stored_bytes: int | None = None
     is_quantized: bool = False
+    doubt: str = ""
 
     @property
     def num_parameters(self) -> int:
@@ -163,8 +165,9 @@ def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape
 
 
 def _dtype_in(config: Mapping[str, Any]) -> str | None:
-    stated = config.get("dtype", config.get("torch_dtype"))
-    return stated if isinstance(stated, str) else None
+    stated = next((config[name] for name in ("dtype", "torch_dtype") if config.get(name) is not None), None)
+    # Something else than a string is no type of weights either: `dtype_of` names it, unless an option has the type.
+    return stated if stated is None or isinstance(stated, str) else shown(stated)
 
 
 def _of_folder(folder: Path) -> ModelShape:
@@ -305,6 +308,10 @@ _LAYERS = (
 )
 """(parameters, layers) of models that are published: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 2.5 14B and 32B."""
 _VOCABULARY = 128_256
+_LEAST_WIDTH = 8
+_USUAL_RATIOS = (1, 16)
+_POSSIBLE_RATIOS = (1 / 16, 64)
+"""The rows of the feed-forward part for each column of a layer: published models have 2.5 to 8."""
 
 
 def of_count(
@@ -315,11 +322,12 @@ def of_count(
     Args:
         num_parameters: of the whole model.
         layers: by default that of published models of the same size.
-        hidden: the width of a layer; by default chosen so that layers and parameters fit.
+        hidden: the width of a layer, at least 8; by default chosen so that layers and parameters fit.
         vocabulary: rows of the embedding.
 
     Raises:
-        UsageError: no such model has so few parameters, or the numbers contradict each other.
+        UsageError: no such model has so few parameters, or the numbers contradict each other: there would be more
+            layers than each is wide, or their feed-forward part would have a width that no model has.
     """
     if not 10_000 <= num_parameters <= _MOST_PARAMETERS:
         raise UsageError(
@@ -338,10 +346,11 @@ def of_count(
     between = rest // (3 * width * depth)
     if between < 1:
         raise UsageError(
-            f"--params {num_parameters} is too little for {depth} layers of width {width} with {rows} words; "
-            "nothing was computed",
+            f"--params {short_count(num_parameters)} is too little for {depth} layers of width {width} and a "
+            f"vocabulary of {rows:,} tokens; nothing was computed",
             hint="pass fewer --layers, a smaller --hidden or a smaller --vocabulary, or the model's config.json",
         )
+    doubt = "" if layers is hidden is None else _check_shape(num_parameters, depth, width, between)
     tensors = [Tensor("model.embed_tokens.weight", (rows, width))]
     for layer in range(depth):
         name = f"model.layers.{layer}"
@@ -368,6 +377,36 @@ def of_count(
         dtype=None,
         tensors=tuple(tensors),
         is_exact=False,
+        doubt=doubt,
+    )
+
+
+def _check_shape(num_parameters: int, depth: int, width: int, between: int) -> str:
+    """Refuse numbers that contradict each other. Returns why the model is unusual, if it is.
+
+    Raises:
+        UsageError: they do. Without this check, the feed-forward part would have all parameters that the rest of such
+            a model cannot have, and an optimizer such as Adafactor and an adapter would get a wrong size.
+    """
+    ratio = between / width
+    wanted = f"--params {short_count(num_parameters)} with {depth} layers of width {width}"
+    why = ""
+    if width < _LEAST_WIDTH:
+        why = f"a layer has at least a width of {_LEAST_WIDTH}"
+    elif depth > width:
+        why = "no model has more layers than a layer is wide"
+    elif not _POSSIBLE_RATIOS[0] <= ratio <= _POSSIBLE_RATIOS[1]:
+        why = f"the feed-forward part of each layer would have {between:,} rows, which is {ratio:.3g} times the width"
+    if why:
+        raise UsageError(
+            f"{wanted} contradict each other: {why}; nothing was computed",
+            hint="leave --layers or --hidden out, or pass the model's config.json",
+        )
+    if _USUAL_RATIOS[0] <= ratio <= _USUAL_RATIOS[1]:
+        return ""
+    return (
+        f"{wanted} is an unusual model: the feed-forward part of a layer has {ratio:.3g} times the width, and that "
+        "of published models has 2.5 to 8 times. Check --params, --layers and --hidden"
     )
 
 

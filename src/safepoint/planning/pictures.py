@@ -8,7 +8,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 860, 500
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 210, 56, 58
+_LEFT, _TOP, _BOTTOM = 64, 66, 58
+_SAMPLE, _MOST_NAME = 50, 260
+"""What a sample of a curve's dashes takes beside its name, and the most that a name takes."""
+_CHARACTER = 7.2
+"""The width of a character of 13 pixels, rounded up: the fonts of readers differ."""
 _COLOURS = (
     ("#1f5fbf", "#7fb2ff"),
     ("#b3400c", "#ff9e6b"),
@@ -22,6 +26,8 @@ _COLOURS = (
 """For each series, its colour on a light and on a dark page: at least 4.5 times the contrast of the page."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4", "14 3 4 3")
 _LABEL_HEIGHT = 16
+_FEWEST_STEPS = 4
+_RANGE_GAP, _LEAST_RANGE = 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,37 @@ class Axis:
         return self.texts[number] if self.texts else f"{self.ticks[number]:g}"
 
 
+class Mark(NamedTuple):
+    """A point of a curve that is pointed out.
+
+    Args:
+        x: its value on the horizontal axis.
+        y: its value on the vertical axis.
+        text: beside it.
+    """
+
+    x: float
+    y: float
+    text: str
+
+
+def rising_ticks(low: float, high: float) -> list[float]:
+    """Round values for an axis, at most seven, from `low` or less to `high` or more.
+
+    The axis begins at 0 if the values are far apart. If all of them are close to `high`, it begins close below them:
+    curves that differ would cover each other otherwise.
+    """
+    if low < high / 2:
+        low = 0.0
+    rough = max(high - low, high / 200, 1e-12) / 5
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Differences that hardly matter are not magnified to the whole height.
+    first = max(0, min(first, last - _FEWEST_STEPS))
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
 def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
     """The first lines of a picture: its size, its words for screen readers, and its colours.
 
@@ -91,11 +128,12 @@ def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _H
         f'<title id="title">{_escaped(title)}</title>',
         f'<desc id="desc">{_escaped(description)}</desc>',
         "<style>text{fill:#1b1b1b}.page{fill:#fff}.grid{stroke:#ddd}.axis{stroke:#555}.head{font-size:16px}"
-        f".line{{fill:none;stroke-width:2.2}}.range{{stroke-width:1}}{light}"
+        ".halo{stroke:#fff;stroke-width:4;paint-order:stroke}.inside{fill:#fff}"
+        f".line{{fill:none;stroke-width:2.2}}.range,.lead{{fill:none;stroke-width:1}}{light}"
         "@media(prefers-color-scheme:dark){text{fill:#eee}.page{fill:#161616}.grid{stroke:#3a3a3a}.axis{stroke:#aaa}"
-        f"{dark}}}</style>",
+        f".halo{{stroke:#161616}}.inside{{fill:#161616}}{dark}}}</style>",
         f'<rect class="page" width="{width}" height="{height}"/>',
-        f'<text class="head" x="20" y="28">{_escaped(title)}</text>',
+        f'<text class="head" x="20" y="28">{_escaped(_shortened(title, width - 40, size=16))}</text>',
     ]
 
 
@@ -103,8 +141,12 @@ def _rules(number: int, colour: str) -> str:
     return f".s{number}{{stroke:{colour}}}.f{number}{{fill:{colour}}}"
 
 
-def curves(title: str, description: str, x: Axis, y: Axis, series: Sequence[Curve]) -> str:
+def curves(
+    title: str, description: str, x: Axis, y: Axis, series: Sequence[Curve], marks: Sequence[Mark] = ()
+) -> str:
     """A picture of lines, each with its name at its right end.
+
+    A curve of one point is a dot. Texts of the horizontal axis are left out where they would cover each other.
 
     Raises:
         ValueError: there are more series than colours, or a series has no points.
@@ -113,7 +155,9 @@ def curves(title: str, description: str, x: Axis, y: Axis, series: Sequence[Curv
         raise ValueError(f"{len(series)} curves are too many for one picture: at most {len(_COLOURS)}")
     if any(not curve.points for curve in series):
         raise ValueError("a curve has no points: leave it out")
-    wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    names = [_shortened(curve.name, _MOST_NAME) for curve in series]
+    right = _WIDTH - _SAMPLE - math.ceil(max(map(_width, names), default=0)) - 20
+    wide, high = right - _LEFT, _HEIGHT - _TOP - _BOTTOM
 
     def at_x(value: float) -> float:
         return round(_LEFT + wide * x.share(value), 1)
@@ -124,25 +168,33 @@ def curves(title: str, description: str, x: Axis, y: Axis, series: Sequence[Curv
     lines = begin(title, description)
     for number, value in enumerate(y.ticks):
         at = at_y(value)
-        lines.append(f'<path class="grid" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"/>')
+        lines.append(f'<path class="grid" d="M{_LEFT} {at}H{right}"/>')
         lines.append(f'<text x="{_LEFT - 8}" y="{at + 4}" text-anchor="end">{_escaped(y.text(number))}</text>')
-    for number, value in enumerate(x.ticks):
-        at = at_x(value)
-        lines.append(f'<path class="axis" d="M{at} {_TOP + high}v5"/>')
-        lines.append(f'<text x="{at}" y="{_TOP + high + 20}" text-anchor="middle">{_escaped(x.text(number))}</text>')
-    lines.append(f'<path class="axis" d="M{_LEFT} {_TOP + high}H{_WIDTH - _RIGHT}"/>')
+    places = [at_x(value) for value in x.ticks]
+    lines += [f'<path class="axis" d="M{at} {_TOP + high}v5"/>' for at in places]
+    for number in _apart(places, [x.text(number) for number in range(len(places))]):
+        at, text = places[number], _escaped(x.text(number))
+        lines.append(f'<text x="{at}" y="{_TOP + high + 20}" text-anchor="middle">{text}</text>')
+    lines.append(f'<path class="axis" d="M{_LEFT} {_TOP + high}H{right}"/>')
     lines.append(
         f'<text x="{_LEFT + wide / 2}" y="{_HEIGHT - 14}" text-anchor="middle">{_escaped(x.label)}</text>'
-        f'<text x="20" y="{_TOP - 10}">{_escaped(y.label)}</text>'
+        f'<text x="20" y="{_TOP - 16}">{_escaped(y.label)}</text>'
     )
     for number, curve in enumerate(series):
         dash = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
         points = " ".join(f"{at_x(one)} {at_y(other)}" for one, other in curve.points)
         lines.append(f'<path class="line s{number}"{dash} d="M{points}"/>')
+        if len(curve.points) == 1:
+            (one, other) = curve.points[0]
+            lines.append(f'<circle class="f{number}" cx="{at_x(one)}" cy="{at_y(other)}" r="4"/>')
+        # The intervals of several curves at one place are beside each other.
+        beside = _RANGE_GAP * (number - (len(series) - 1) / 2)
         for (one, other), half in zip(curve.points, curve.half_widths, strict=False):
-            if math.isfinite(half):
-                low, top = at_y(other - half), at_y(other + half)
-                lines.append(f'<path class="range s{number}" d="M{at_x(one)} {low}V{top}"/>')
+            low, top = at_y(other - half), at_y(other + half)
+            # One that is hardly higher than its line would be a speck beside it.
+            if math.isfinite(half) and low - top >= _LEAST_RANGE:
+                at = min(right, max(_LEFT, at_x(one) + beside))
+                lines.append(f'<path class="range s{number}" d="M{at} {low}V{top}"/>')
     ends = sorted((at_y(curve.points[-1][1]), number) for number, curve in enumerate(series))
     last = _TOP - _LABEL_HEIGHT
     overflow = max(0.0, len(ends) * _LABEL_HEIGHT - high)
@@ -151,12 +203,47 @@ def curves(title: str, description: str, x: Axis, y: Axis, series: Sequence[Curv
         last = max(last + _LABEL_HEIGHT, min(at, _TOP + high + overflow - rest))
         dash = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""
         end = at_x(series[number].points[-1][0])
-        lines.append(f'<path class="line s{number}" stroke-width="1" d="M{end} {at}L{_WIDTH - _RIGHT + 14} {last}"/>')
+        lines.append(f'<path class="lead s{number}" d="M{end} {at}L{right + 14} {last}"/>')
         lines.append(
-            f'<path class="line s{number}"{dash} d="M{_WIDTH - _RIGHT + 14} {last}h30"/>'
-            f'<text x="{_WIDTH - _RIGHT + 50}" y="{last + 4}">{_escaped(series[number].name)}</text>'
+            f'<path class="line s{number}"{dash} d="M{right + 14} {last}h30"/>'
+            f'<text x="{right + _SAMPLE}" y="{last + 4}">{_escaped(names[number])}</text>'
+        )
+    for mark in marks:
+        at, beside = at_y(mark.y), _width(mark.text) / 2
+        # Well above the point, because other curves may be close to it; below it only where the picture ends.
+        line, text = (-6, -62) if at - 80 > _TOP else (6, 72)
+        middle = min(right - beside, max(_LEFT + beside, at_x(mark.x)))
+        lines.append(
+            f'<circle class="f0" cx="{at_x(mark.x)}" cy="{at}" r="4"/>'
+            f'<path class="lead axis" d="M{at_x(mark.x)} {at + line}V{at + text + (4 if text < 0 else -14)}"/>'
+            f'<text class="halo" x="{middle:.1f}" y="{at + text:.1f}" text-anchor="middle">'
+            f"{_escaped(mark.text)}</text>"
         )
     return "\n".join([*lines, "</svg>", ""])
+
+
+def _width(text: str) -> float:
+    return _CHARACTER * len(text)
+
+
+def _shortened(text: str, most: float, *, size: int = 13) -> str:
+    """The text, cut off where it would be wider than `most` pixels."""
+    count = int(most / (_CHARACTER * size / 13))
+    return text if len(text) <= count else f"{text[: count - 1]}…"
+
+
+def _apart(places: Sequence[float], texts: Sequence[str]) -> list[int]:
+    """The texts that do not cover each other, by their numbers; the first and the last one are among them."""
+    chosen = [0]
+    last = len(texts) - 1
+
+    def fit(one: int, other: int) -> bool:
+        return places[other] - places[one] >= (_width(texts[one]) + _width(texts[other])) / 2 + 4
+
+    for number in range(1, last):
+        if fit(chosen[-1], number) and fit(number, last):
+            chosen.append(number)
+    return [*chosen, last] if last else chosen
 
 
 class Bar(NamedTuple):
@@ -166,18 +253,22 @@ class Bar(NamedTuple):
         name: beside the bar.
         parts: the name and the value of each part; equal names have one colour in all bars.
         label: behind the bar, such as the sum.
+        texts: for each part, its value as a text, which is in the part if there is space; empty: none.
     """
 
     name: str
     parts: Sequence[tuple[str, float]]
     label: str
+    texts: Sequence[str] = ()
 
 
-_BARS_LEFT, _BARS_RIGHT, _BAR, _GAP, _LEGEND = 190, 90, 34, 22, 22
+_BAR, _GAP, _LEGEND, _COLUMNS = 34, 22, 22, 3
 
 
 def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
     """A picture of horizontal bars below each other, with a legend.
+
+    Each part has the number of its name in the legend, so that colours are not needed to tell them apart.
 
     Args:
         title: above the bars.
@@ -190,26 +281,37 @@ def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
     names = list(dict.fromkeys(name for bar in drawn for name, _ in bar.parts))
     if len(names) > len(_COLOURS):
         raise ValueError(f"{len(names)} parts are too many for one picture: at most {len(_COLOURS)}")
-    scale = (_WIDTH - _BARS_LEFT - _BARS_RIGHT) / (
-        max((sum(v for _, v in bar.parts) for bar in drawn), default=0) or 1
-    )
+    labels = [_shortened(bar.name, _MOST_NAME) for bar in drawn]
+    begin_x = 30 + math.ceil(max(map(_width, labels), default=0))
+    behind = 28 + math.ceil(max((_width(bar.label) for bar in drawn), default=0))
+    scale = (_WIDTH - begin_x - behind) / (max((sum(v for _, v in bar.parts) for bar in drawn), default=0) or 1)
     legend = _TOP + len(drawn) * (_BAR + _GAP)
-    lines = begin(title, description, height=legend + -(-len(names) // 3) * _LEGEND + 12)
+    lines = begin(title, description, height=legend + -(-len(names) // _COLUMNS) * _LEGEND + 12)
     for place, bar in enumerate(drawn):
-        top, left = _TOP + place * (_BAR + _GAP), float(_BARS_LEFT)
-        lines.append(f'<text x="{_BARS_LEFT - 10}" y="{top + 22}" text-anchor="end">{_escaped(bar.name)}</text>')
-        for name, value in bar.parts:
+        top, left = _TOP + place * (_BAR + _GAP), float(begin_x)
+        lines.append(f'<text x="{begin_x - 10}" y="{top + 22}" text-anchor="end">{_escaped(labels[place])}</text>')
+        for at, (name, value) in enumerate(bar.parts):
+            number, wide = names.index(name), value * scale
             if value > 0:
                 lines.append(
-                    f'<rect class="f{names.index(name)}" x="{left:.1f}" y="{top}" width="{value * scale:.1f}" '
+                    f'<rect class="f{number}" x="{left:.1f}" y="{top}" width="{max(wide - 1, 0.5):.1f}" '
                     f'height="{_BAR}"><title>{_escaped(name)}</title></rect>'
                 )
-            left += value * scale
+                texts = [*([f"{number + 1}: {bar.texts[at]}"] if bar.texts else []), str(number + 1)]
+                fitting = next((text for text in texts if _width(text) + 6 <= wide), "")
+                if fitting:
+                    lines.append(
+                        f'<text class="inside" x="{left + wide / 2:.1f}" y="{top + 22}" text-anchor="middle">'
+                        f"{_escaped(fitting)}</text>"
+                    )
+            left += wide
         lines.append(f'<text x="{left + 8:.1f}" y="{top + 22}">{_escaped(bar.label)}</text>')
+    column = (_WIDTH - begin_x - 20) // _COLUMNS
     for number, name in enumerate(names):
-        left, top = _BARS_LEFT + number % 3 * 210, legend + number // 3 * _LEGEND
+        left, top = begin_x + number % _COLUMNS * column, legend + number // _COLUMNS * _LEGEND
+        text = _shortened(f"{number + 1}  {name}", column - 24)
         lines.append(f'<rect class="f{number}" x="{left}" y="{top}" width="14" height="14"/>')
-        lines.append(f'<text x="{left + 20}" y="{top + 12}">{_escaped(name)}</text>')
+        lines.append(f'<text x="{left + 20}" y="{top + 12}">{_escaped(text)}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 

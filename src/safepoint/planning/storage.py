@@ -122,7 +122,7 @@ class Run:
             if not (math.isfinite(seconds) and least <= seconds <= 86400 * 30):
                 raise UsageError(
                     f"{option} {seconds:g} is invalid; nothing was computed",
-                    hint=f"{option} must be a number of seconds, at least {least}",
+                    hint=f"{option} must be a time from {least}s to 30d",
                 )
 
     @property
@@ -319,29 +319,34 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
             "checkpoint download",
             total,
             fetched,
-            "the fetched checkpoint counts as one of the N"
+            "the downloaded checkpoint is one of the N"
             if fetched < total // 100
-            else "the fetched checkpoint is whole on every node, and counts as one of the N",
+            else "every node has the whole downloaded checkpoint, which is one of the N",
         ),
-        Term(f"N x checkpoint (N = {run.keep})", run.keep * own, run.keep * own, "deleted after the next commit"),
+        Term(
+            f"N x checkpoint (N = {run.keep})",
+            run.keep * own,
+            run.keep * own,
+            "older checkpoints are deleted after each commit",
+        ),
         Term(
             "consolidation peak",
             round(multiplier * own),
             own,
             f"1x in place of {multiplier:g}x: the next checkpoint is written once, in its final layout",
         ),
-        Term("upload in progress", 0, own, "a checkpoint that is being uploaded is not deleted"),
-        Term("final model", documented_final, 0, "goes to the object store without a disk"),
+        Term("upload in progress", 0, own, "a checkpoint is not deleted while it is uploaded"),
+        Term("final model", documented_final, 0, "it is uploaded without being written to a disk"),
     ]
     if training.adapter and is_first:
-        terms[-1] = terms[-1]._replace(ours_bytes=final_bytes, why="the adapter only")
+        terms[-1] = terms[-1]._replace(ours_bytes=final_bytes, why="only the adapter is saved")
     needed = sum(term.ours_bytes for term in terms)
     terms.append(
         Term(
             "safety buffer",
             _DOCUMENTED_BUFFER_BYTES,
             with_buffer(needed) - needed,
-            "5 %, at least 1 GiB: events, logs, and what the script writes",
+            "5 % of the sum, at least 1Gi, for events, logs, and files of the script",
         )
     )
     return Pod(terms=tuple(terms), checkpoint_bytes=own)

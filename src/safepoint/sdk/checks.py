@@ -76,10 +76,23 @@ def check_wait(status: Any, timeout: Any, polling_interval: Any) -> None:
             f"status must be a set of states, not {_shown(status)}", hint="use status={'Complete'}"
         )
     for argument, value in (("timeout", timeout), ("polling_interval", polling_interval)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidRequestError(
-                f"{argument} must be a number of seconds, not {_shown(value)}", hint=f"use {argument}=600"
-            )
+        _check_seconds(argument, value, usual=600)
+
+
+def check_interval(polling_interval: Any) -> None:
+    """Raise InvalidRequestError if the argument of `watch_job` is not a number of seconds above 0."""
+    _check_seconds("polling_interval", polling_interval, usual=2)
+    if not 0 < polling_interval < float("inf"):
+        raise InvalidRequestError(
+            f"polling_interval {polling_interval} must be more than 0, and finite", hint="use polling_interval=2"
+        )
+
+
+def _check_seconds(argument: str, value: Any, *, usual: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequestError(
+            f"{argument} must be a number of seconds, not {_shown(value)}", hint=f"use {argument}={usual}"
+        )
 
 
 def check_resources(resources: Any) -> None:

@@ -1,16 +1,20 @@
 """`TrainerClient`: Kubeflow's client, extended with jobs on this machine, suspend, resume and scale."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.errors import UnsupportedError
-from safepoint.sdk.checks import check_config, check_name, check_train, check_wait
+from safepoint.sdk.checks import check_config, check_interval, check_name, check_train, check_wait
 from safepoint.sdk.config import LocalConfig
-from safepoint.sdk.failures import JobStorageError, as_kubeflow_raises
-from safepoint.sdk.trainers import own_trainer
+from safepoint.sdk.failures import InvalidRequestError, JobStorageError, as_kubeflow_raises
+from safepoint.sdk.results.lists import CheckpointList, JobList
+from safepoint.sdk.trainers import TransformersTrainer, own_trainer
 from safepoint.sdk.upstream import KubernetesBackendConfig, constants, types
 from safepoint.sdk.upstream import trainer as kubeflow_trainer
 from safepoint.sdk.values import Checkpoint, TrainJob
+
+if TYPE_CHECKING:  # at run time this import would slow down the import of the SDK
+    from safepoint.sdk.results.plans import JobPlan
 
 
 class TrainerClient(kubeflow_trainer.TrainerClient):
@@ -85,9 +89,31 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         kubeflow: Any = super()  # Kubeflow declares no types of options
         return kubeflow.train(runtime, initializer, trainer, options)
 
+    def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None = None) -> "JobPlan":
+        """What the job that `train` would submit will need: sizes of checkpoints, memory, time of a save.
+
+        Nothing is submitted. `func_args` or the initializer has to name a model that is on this machine.
+
+        Args:
+            trainer: describes the training.
+            initializer: as for `train`.
+
+        Raises:
+            ValueError: an argument is invalid.
+            NotImplementedError: this backend has no such method.
+        """
+        check_train(None, initializer, trainer, None)
+        if not isinstance(trainer, TransformersTrainer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidRequestError(
+                f"trainer is a {type(trainer).__name__}, whose needs are not known", hint="use a TransformersTrainer"
+            )
+        backend = self._with("plan_job")
+        with as_kubeflow_raises():
+            return backend.plan_job(trainer, initializer)
+
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[TrainJob]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The jobs, oldest first; with `runtime`, only those with this runtime."""
-        return cast("list[TrainJob]", super().list_jobs(runtime))
+        """The jobs, oldest first; with `runtime`, only those with this runtime. A notebook shows them as a table."""
+        return JobList(cast("list[TrainJob]", super().list_jobs(runtime)))
 
     def get_job(self, name: str) -> TrainJob:
         """One job.
@@ -201,14 +227,39 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         return self._with("scale_job").scale_job(name, num_nodes, timeout=timeout)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first, and after them its final model.
+        """A job's checkpoints, newest first, and after them its final model. A notebook shows them as a table.
 
         Raises:
             RuntimeError: there is no such job, or its output location cannot be read.
             NotImplementedError: this backend has no such method.
         """
         check_name(name)
-        return self._with("list_checkpoints").list_checkpoints(name)
+        return CheckpointList(self._with("list_checkpoints").list_checkpoints(name))
+
+    def watch_job(self, name: str, *, polling_interval: float = 2) -> None:
+        """Show a job until it has stopped: its state, its progress, its curves, its events and its checkpoints.
+
+        In a notebook, one picture in the output of the cell changes. It is static, so it looks the same when the
+        notebook is opened again. In any other program, lines are printed. An interrupt of the cell, or Ctrl-C, ends
+        the call with a KeyboardInterrupt, and does not affect the job.
+
+        Args:
+            name: the name of the job.
+            polling_interval: seconds between two queries of the job.
+
+        Raises:
+            RuntimeError: there is no such job.
+            ValueError: an argument is invalid.
+            NotImplementedError: this backend has no such method.
+        """
+        check_name(name)
+        check_interval(polling_interval)
+        from safepoint.notebook.screens import screen_here  # takes as long to import as the rest of Safepoint
+        from safepoint.notebook.watching import watch
+
+        backend = self._with("read_watched")
+        with as_kubeflow_raises():
+            watch(lambda: backend.read_watched(name), screen_here(), interval_s=polling_interval)
 
     def _with(self, method: str) -> Any:
         """The backend, if it has the method.

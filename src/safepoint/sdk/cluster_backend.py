@@ -4,13 +4,13 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Kind
-from safepoint.errors import NotFoundError, UsageError
+from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
 from safepoint.foundation.environment import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
@@ -23,11 +23,13 @@ from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
+from safepoint.jobs.model.records import JobEvent
 from safepoint.jobs.model.spec import name_from
-from safepoint.planning.submitted import needs_of
+from safepoint.notebook.views import JobDetails, JobView, view_of
 from safepoint.sdk.failures import as_kubeflow_raises
 from safepoint.sdk.initializers import initializer_of
 from safepoint.sdk.options import SetByOptions, apply_options
+from safepoint.sdk.results.plans import JobPlan, needs_for, plan_for
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import KubernetesBackend, constants, types
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_in, checkpoint_of, event_of, states_of
@@ -74,6 +76,12 @@ class ClusterBackend(KubernetesBackend):
             spec = replace(spec, initializer=parts, initializer_secrets=initializer_secrets)
             return self._jobs.submit(replace(spec, needs=job_needs(trainer, spec))).name
 
+    def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None) -> JobPlan:
+        """What a job of this trainer will need. Nothing is requested from the cluster."""
+        untyped: Any = trainer
+        gpus = kubernetes_resources(untyped.resources_per_node).get("nvidia.com/gpu")
+        return plan_for(trainer, initializer, ranks_per_node=int(gpus) if gpus and gpus.isdecimal() else None)
+
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
         """All jobs of the namespace, oldest first, also those that Safepoint did not submit."""
         with as_kubeflow_raises():
@@ -107,7 +115,16 @@ class ClusterBackend(KubernetesBackend):
             safe_step=job.safe_step,
             output_dir=job.output,
             receipt=job.receipt,
+            view=view_of(job, job.progress, job.output, receipt=job.receipt),
         )
+
+    def read_watched(self, name: str) -> tuple[JobView, JobDetails]:
+        """What `watch_job` shows of a job now. A person who may not read events sees none."""
+        job = self._jobs.job(name)
+        events: list[JobEvent] = []
+        with contextlib.suppress(AccessDeniedError):
+            events = self._jobs.events(name)
+        return view_of(job, job.progress, job.output, receipt=job.receipt), JobDetails(events=events)
 
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
@@ -264,14 +281,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
 
 def job_needs(trainer: TransformersTrainer, spec: ClusterSpec) -> JobNeeds | None:
     """What the job needs, if the arguments of its program or its initializer name a model that is on this machine."""
-    arguments: Sequence[str] = spec.program[1:]
-    if callable(trainer.function):
-        words: list[str] = []
-        for name, value in (trainer.func_args or {}).items():
-            with contextlib.suppress(UsageError):  # a function may have arguments that are no options
-                words += as_options({name: value})
-        arguments = words
-    return needs_of(outline_of(spec), arguments, model_uri=at(spec.initializer, "model", "storageUri"))
+    return needs_for(trainer, outline_of(spec), model_uri=at(spec.initializer, "model", "storageUri"))
 
 
 def _certificates(file: str | os.PathLike[str]) -> bytes:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ from safepoint.sdk.upstream import constants, types
 
 if TYPE_CHECKING:  # at run time these imports would slow down the import of the SDK
     from safepoint.checkpoint.tools.inventory import Item
-    from safepoint.jobs.cluster.records.receipts import Receipt
+    from safepoint.jobs.model.receipts import Receipt
     from safepoint.jobs.model.records import JobEvent, JobRecord
+    from safepoint.notebook.views import JobView
     from safepoint.progress.record import Progress
 
 STATUSES = frozenset(str(state) for state in JobState)
@@ -38,9 +39,9 @@ def states_of(status: Collection[str], polling_interval: float) -> list[JobState
 _STEP_STATUS = {JobState.COMPLETE: "Succeeded", JobState.FAILED: "Failed"}
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainJob(types.TrainJob):
-    """A job, with fields that Kubeflow's TrainJob does not have.
+    """A job, with fields that Kubeflow's TrainJob does not have. A notebook shows it as a page of the dashboard does.
 
     Args:
         progress: the progress of the training (docs/progress.md); None before the first report.
@@ -49,9 +50,11 @@ class TrainJob(types.TrainJob):
         attempts: how many times the job was started.
         safe_step: the step of the newest checkpoint; None while no checkpoint is known.
         output_dir: the location of the job's checkpoints; None while it is unknown.
-        receipt: which checkpoint the suspension of this job has saved, and what was checked in it. It is set for a
-            suspended job on a cluster, and in the result of `scale_job`, which suspends the job first. None for other
-            jobs, and if the suspension saved no checkpoint that could be checked.
+        receipt: which checkpoint the suspension of this job has saved, and what was checked in it. It is set in the
+            result of `suspend_job`. On a cluster it is also set for every suspended job, and in the result of
+            `scale_job`, which suspends the job first. None for other jobs, and if the suspension saved no checkpoint
+            that could be checked.
+        view: what a notebook shows of the job.
     """
 
     progress: "Progress | None" = None
@@ -61,6 +64,25 @@ class TrainJob(types.TrainJob):
     safe_step: int | None = None
     output_dir: str | None = None
     receipt: "Receipt | None" = None
+    view: "JobView | None" = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<TrainJob {self._line()}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        from safepoint.notebook.text import job_text
+
+        printer.text(repr(self) if cycle or self.view is None else job_text(self.view))
+
+    def _repr_html_(self) -> str | None:
+        from safepoint.notebook.html import job_html
+
+        return None if self.view is None else job_html(self.view)
+
+    def _line(self) -> str:
+        from safepoint.notebook.text import job_line
+
+        return f"{self.name}: {self.status}" if self.view is None else job_line(self.view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +112,15 @@ class Checkpoint:
     is_complete: bool
 
 
-def train_job(job: "JobRecord", runtime: types.Runtime, progress: "Progress | None", output: str | None) -> TrainJob:
+def train_job(
+    job: "JobRecord",
+    runtime: types.Runtime,
+    progress: "Progress | None",
+    output: str | None,
+    *,
+    view: "JobView",
+    receipt: "Receipt | None" = None,
+) -> TrainJob:
     """Convert a job of this machine into the type that the client returns."""
     return TrainJob(
         name=job.name,
@@ -105,6 +135,8 @@ def train_job(job: "JobRecord", runtime: types.Runtime, progress: "Progress | No
         attempts=job.attempt,
         safe_step=job.safe_step,
         output_dir=output,
+        receipt=receipt,
+        view=view,
     )
 
 

@@ -27,6 +27,7 @@ from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
+from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import CheckpointError, ConflictError, SaveError
 from safepoint.foundation import clock
@@ -423,7 +424,12 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             ) from error
         if hasattr(value, "load_state_dict"):
             optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
-            with checked_optimizers(path, *optimizers), checked_schedulers(path, value), checked_modules(path):
+            with (
+                checked_optimizers(path, *optimizers),
+                checked_schedulers(path, value),
+                checked_scalers(path),
+                checked_modules(path),
+            ):
                 value.load_state_dict(content)
         elif isinstance(value, dict):
             cast("dict[Any, Any]", value).update(content)

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
 from safepoint.foundation.events.start_events import Phase
-from safepoint.foundation.shared_folders.temporary import keep_temporary_folder
+from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, keep_temporary_folder
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training import program as user_program
 from safepoint.training.context.rank_context import RankContext, current_context
@@ -29,8 +29,6 @@ _PR_SET_PDEATHSIG = 1
 LOGS_VARIABLE = "SAFEPOINT_RANK_LOGS"
 """The environment variable that names a folder. Each rank writes its output to a file there. If the variable is not
 set, ranks write to the output of their launcher."""
-_COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "QUACK_CACHE_DIR")
-"""The environment variables with the folders for PyTorch's compiled code, which the launcher has set."""
 _USAGE = "python -m safepoint.training SCRIPT [ARGS…]  or  python -m safepoint.training -m MODULE [ARGS…]"
 
 
@@ -48,7 +46,7 @@ def main(arguments: list[str]) -> int:
     outcome = context.outcome
     _exit_with(context.settings.launcher_pid)
     if context.settings.record_folder is not None:  # this rank has a launcher
-        keep_temporary_folder(Path(context.settings.record_folder, "temporary"), moving=_COMPILED)
+        keep_temporary_folder(Path(context.settings.record_folder, "temporary"), moving=COMPILED_CODE)
     _print_into(os.environ.get(LOGS_VARIABLE), context.place.rank)
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:

@@ -51,6 +51,32 @@ def test_a_job_is_resumed(output: Path, dashboard: Dashboard) -> None:
         assert history.events("tiny")[-1].actor == "dashboard"
 
 
+def test_a_job_is_resumed_from_an_older_checkpoint(output: Path, dashboard: Dashboard) -> None:
+    """Its page first says what is repeated and moved aside; a step that is no checkpoint changes nothing."""
+    dashboard.visitor()
+    table = dashboard.get("/jobs/local/tiny/checkpoints").text
+    links = re.findall(r'href="([^"]+)" aria-label="Resume from checkpoint-(\d+)"', table)
+    base = "/jobs/local/tiny/resume"
+    assert links == [(base, "30"), (f"{base}?step=20", "20"), (f"{base}?step=10", "10")]
+    page = dashboard.get(f"{base}?step=10").text
+    assert "Resume tiny from step 10?" in page
+    assert re.search(r"from the checkpoint of step 10 and repeats 20 steps, about [^<]* of work, as soon as", page)
+    assert "2 newer checkpoints will be moved aside; nothing is deleted." in page
+    assert '<input type="hidden" name="step" value="10">' in page
+    document = dashboard.get(f"{base}.json?step=10").json()
+    assert (document["safe_step"], document["lost_s"] > 0) == (10, True)
+    for text in ("-1", "x", "9" * 30, "²"):
+        assert dashboard.get(f"{base}?step={text}").status_code == 400
+        assert dashboard.post(base, {"step": text}).status_code == 400
+    assert dashboard.get(f"{base}?step=15").status_code == 404
+    failed = outcome(dashboard, dashboard.post(base, {"step": "15"}))
+    assert failed["failure"].startswith("there is no checkpoint-15 in ")
+    found = outcome(dashboard, dashboard.post(base, {"step": "10"}))
+    assert (found["state"], found["sentence"]) == ("done", "The job resumes from step 10.")
+    with History() as history:
+        assert history.job("tiny").spec.settings.resume == str(output / "checkpoint-10")
+
+
 def test_an_action_that_is_refused_says_why(output: Path, dashboard: Dashboard) -> None:
     """As the command does."""
     outcome(dashboard, dashboard.post("/jobs/local/tiny/resume"))

@@ -14,10 +14,10 @@ from safepoint.dashboard.application import make_application
 from safepoint.dashboard.reading import places as places_module
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.errors import ConflictError, NotFoundError, StorageError
-from safepoint.jobs.cluster.records.receipts import Receipt
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import LogLine
+from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, State

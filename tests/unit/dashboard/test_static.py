@@ -7,10 +7,12 @@ import zipfile
 from pathlib import Path
 
 import safepoint.dashboard
+import safepoint.presentation
 from safepoint.jobs.cluster.pod_archive import build_archive
 from tests.unit.dashboard.conftest import Dashboard
 
 STATIC = Path(safepoint.dashboard.__file__).parent / "static"
+SHARED = Path(safepoint.presentation.__file__).parent
 VENDOR = STATIC / "vendor"
 
 
@@ -41,6 +43,7 @@ def test_static_files_are_served_to_everyone(dashboard: Dashboard) -> None:
     ):
         answer = dashboard.get(f"/static/{path}")
         assert (answer.status_code, answer.content) == (200, (STATIC / path).read_bytes())
+    assert dashboard.get("/static/parts.css").content == (SHARED / "static" / "parts.css").read_bytes()
     for path in ("../application.py", "%2e%2e/application.py", "..%2fapplication.py", "/etc/passwd", ""):
         assert dashboard.get(f"/static/{path}").status_code in {404, 401, 405}
 
@@ -48,7 +51,8 @@ def test_static_files_are_served_to_everyone(dashboard: Dashboard) -> None:
 def test_nothing_is_loaded_from_elsewhere() -> None:
     """Neither by a page nor by the dashboard's own style and script."""
     templates = STATIC.parent / "templates"
-    for path in (*templates.iterdir(), STATIC / "dashboard.css", STATIC / "dashboard.js"):
+    shared = [path for path in SHARED.rglob("*") if path.suffix in {".html", ".css"}]
+    for path in (*templates.iterdir(), *shared, STATIC / "dashboard.css", STATIC / "dashboard.js"):
         assert not re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", path.read_text()), path
 
 
@@ -56,7 +60,7 @@ def test_the_archive_of_pods_has_no_dashboard() -> None:
     """Pods train; pages are shown elsewhere."""
     with zipfile.ZipFile(io.BytesIO(build_archive())) as archive:
         names = archive.namelist()
-    assert not [name for name in names if "dashboard" in name]
+    assert not [name for name in names if "dashboard" in name or "presentation" in name or "notebook" in name]
     assert [name for name in names if "/answers/" in name] == [
         "safepoint/answers/__init__.py",
         "safepoint/answers/versions.py",

@@ -30,10 +30,10 @@ from safepoint.checkpoint.format.sealed_record import (
 from safepoint.errors import ManifestError
 from safepoint.foundation import clock
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
+from safepoint.foundation.shared_folders.no_links import RECORDS
 
-MANIFEST_NAME = "safepoint-manifest.json"
-PART_NAME = "safepoint-part.json"
-"""The file that stands in place of the manifest in a folder that holds one node's part; see `NodePart`."""
+MANIFEST_NAME, PART_NAME = RECORDS
+"""`PART_NAME` is the file in place of the manifest in a folder that holds one node's part; see `NodePart`."""
 FORMAT = "safepoint-checkpoint"
 _PART_FORMAT = "safepoint-part"
 VERSION = 1

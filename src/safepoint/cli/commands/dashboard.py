@@ -36,8 +36,11 @@ def dashboard(
         ),
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Let every visitor only read.")] = False,
-    price: Annotated[
-        float, typer.Option(metavar="NUMBER", help="Price of an hour of a GPU, or of a core without GPUs.", min=0)
+    gpu_price: Annotated[
+        float, typer.Option(metavar="NUMBER", help="Price of an hour of a GPU, for the page of costs.", min=0)
+    ] = 0.0,
+    cpu_price: Annotated[
+        float, typer.Option(metavar="NUMBER", help="Price of an hour of a core, for jobs without GPUs.", min=0)
     ] = 0.0,
     tls_certificate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A certificate (PEM), to answer over TLS.")
@@ -82,7 +85,8 @@ def dashboard(
         proxies=networks(proxy_address or ()),
         user_header=user_header,
         operators=tuple(operator or ()),
-        price=price,
+        gpu_price=gpu_price,
+        cpu_price=cpu_price,
     )
     default = Configuration.of_user().default_place
     chosen = on or [THIS_MACHINE, *([default.name] if default is not None else [])]

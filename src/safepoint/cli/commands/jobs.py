@@ -22,10 +22,18 @@ from safepoint.cli.cluster_options import (
 )
 from safepoint.cli.job_answers import HEAD, page, row, timed_starts, with_reasons
 from safepoint.cli.output import print_answer, print_log_line, print_warning, table
-from safepoint.errors import ConflictError, PartlyDoneError, SafepointError, StorageError, printable
+from safepoint.errors import (
+    ConflictError,
+    PartlyDoneError,
+    SafepointError,
+    StorageError,
+    UnsupportedError,
+    printable,
+)
 from safepoint.foundation.events import console
 from safepoint.foundation.units import plural
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import history_file
 from safepoint.jobs.model.job_place import JobPlace, Summary
 from safepoint.jobs.model.job_progress import risk_of_suspending
@@ -200,13 +208,28 @@ def suspend(
         )
 
 
-def resume(name: Name, on: OnOfJob = None, namespace: Namespace = None, as_json: Json = False) -> None:
-    """Continue a suspended or failed job from its newest checkpoint.
+def resume(
+    name: Name,
+    step: Annotated[
+        int | None,
+        typer.Option("--from", metavar="STEP", help="The step of the checkpoint, only on this machine.", min=0),
+    ] = None,
+    on: OnOfJob = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
-    On a cluster, a failed job cannot be resumed; submit it again.
+    Newer checkpoints than that of --from are moved aside. On a cluster, a failed job cannot be resumed; submit it
+    again.
     """
     with open_jobs(on, namespace, name) as jobs:
-        job = jobs.resume(name)
+        if step is not None and not isinstance(jobs, LocalJobs):
+            raise UnsupportedError(
+                f"on a cluster, job {name} resumes only from its newest checkpoint; nothing was changed",
+                hint="submit another job, with another output location and --resume PATH",
+            )
+        job = jobs.resume(name, step=step) if isinstance(jobs, LocalJobs) else jobs.resume(name)
         print_answer(as_json, job_document(jobs, job), [f"job {job.name} resumes"])
 
 

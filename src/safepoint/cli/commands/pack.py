@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from safepoint.cli.output import print_answer
-from safepoint.errors import StorageError
-from safepoint.foundation.files import write_atomic
+from safepoint.cli.output import print_answer, write_file
 from safepoint.foundation.units import format_bytes
 from safepoint.jobs.cluster import pod_archive
 
@@ -24,11 +22,6 @@ def pack(
     xxhash and typer. The same release of Safepoint always writes the same bytes.
     """
     data = pod_archive.build_archive()
-    try:
-        write_atomic(output, data, durable=False)
-    except OSError as error:
-        raise StorageError(
-            f"{output} cannot be written: {error.strerror}", hint="give another path with -o"
-        ) from error
+    write_file(output, data, option="-o")
     document = {"path": str(output), "size_bytes": len(data), "digest": pod_archive.digest_of(data)}
     print_answer(as_json, document, [f"{output}: {format_bytes(len(data))}, {document['digest']}"])

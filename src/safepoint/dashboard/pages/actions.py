@@ -9,32 +9,40 @@ from starlette.routing import Route
 
 from safepoint.answers.consequence import Action, consequence_of
 from safepoint.answers.job_documents import document_of
+from safepoint.answers.receipts import facts_of, receipt_of
 from safepoint.dashboard.pages.context import actor_of, context_of, in_thread
 from safepoint.dashboard.pages.job import place_and_name
-from safepoint.dashboard.pages.jobs import TONES
-from safepoint.dashboard.reading.checkpoint_view import receipt_of
 from safepoint.dashboard.reading.places import ListedJob
 from safepoint.dashboard.rendering import Refusal, respond
 from safepoint.dashboard.work import Outcome
-from safepoint.errors import NotFoundError
+from safepoint.errors import NotFoundError, UnsupportedError
 from safepoint.foundation.units import plural
+from safepoint.jobs.local.chosen_checkpoint import Choice, choice_of
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.states import JobState
+from safepoint.presentation.tones import TONES
 
 _MOST_NODES = 100_000
+_LONGEST_STEP = 19
 
 
 async def before(request: Request) -> Response:
     """What the action would mean now."""
     (reader, name), action = place_and_name(request), _action(request)
+    step = _step(request.query_params.get("step", "")) if action is Action.RESUME else None
 
-    def read() -> tuple[ListedJob, str | None]:
+    def read() -> tuple[ListedJob, str | None, Choice | None]:
         one = reader.job(name)
-        return one, reader.call(lambda jobs: jobs.output_of(one.job))
+        output = reader.call(lambda jobs: jobs.output_of(one.job))
+        job, choice = one.job, None
+        if step is not None and isinstance(job, JobRecord) and job.can_resume:
+            choice = choice_of(job, output, step)
+        return one, output, choice
 
-    one, output = await in_thread(read)
-    found = consequence_of(action, one.job, one.progress, output)
+    one, output, choice = await in_thread(read)
+    found = consequence_of(action, one.job, one.progress, output, choice=choice)
     return respond(
         request,
         "action.html",
@@ -44,6 +52,7 @@ async def before(request: Request) -> Response:
         job=one.job,
         reader=reader,
         output=output,
+        choice=choice,
         tone=TONES[one.job.state],
     )
 
@@ -73,7 +82,8 @@ def _doing(action: Action, form: Mapping[str, str], name: str) -> Callable[[JobP
     if action is Action.SUSPEND:
         return lambda jobs: _suspend(jobs, name)
     if action is Action.RESUME:
-        return lambda jobs: _resume(jobs, name)
+        step = _step(form.get("step", ""))
+        return lambda jobs: _resume(jobs, name, step)
     if action is Action.DELETE:
         with_checkpoints = form.get("checkpoints") == "on"
         if with_checkpoints and form.get("name", "") != name:
@@ -94,8 +104,8 @@ def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
     document = {**_document(jobs, job), "was_saved": job.was_saved}
     receipt = job.particulars.get("receipt")
     if receipt is None and isinstance(job, JobRecord) and job.was_saved and job.state is JobState.SUSPENDED:
-        receipt = receipt_of(job, jobs.output_of(job))
-        document["receipt"] = receipt
+        found = receipt_of(job, jobs.output_of(job))
+        document["receipt"] = receipt = None if found is None else found.to_document()
     why = f": {job.message}" if job.message else ""
     if job.state is JobState.SUSPENDED and job.was_saved is False:
         step = "nothing is saved" if job.safe_step is None else f"the newest checkpoint is step {job.safe_step:,}"
@@ -105,26 +115,34 @@ def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
             document=document,
             is_warning=True,
         )
-    facts = _facts(receipt) if isinstance(receipt, Mapping) else ()  # pyright: ignore[reportUnknownArgumentType]
+    facts = facts_of(receipt) if isinstance(receipt, Mapping) else ()  # pyright: ignore[reportUnknownArgumentType]
     return Outcome(sentence=f"The job is {job.state}{why}.", document=document, facts=facts)
 
 
-def _facts(receipt: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    checked = "every file was read and matches its digest" if receipt["is_read"] else "names and sizes of all files"
-    how = "requested before the job was stopped" if receipt["was_requested"] else "at SIGTERM"
-    facts = [
-        ("Safe step", f"{receipt['step']:,}"),
-        ("Checkpoint", str(receipt["checkpoint"])),
-        ("Digest of its manifest", str(receipt["digest"])),
-        ("Saved", how + (f", because {receipt['reason']}" if receipt["reason"] else "")),
-        ("Checked", checked),
-    ]
-    return tuple(facts)
+def _resume(jobs: JobPlace[Any], name: str, step: int | None) -> Outcome:
+    if step is None:
+        job = jobs.resume(name)
+        return Outcome(sentence="The job resumes.", document=_document(jobs, job))
+    if not isinstance(jobs, LocalJobs):
+        raise UnsupportedError(
+            "on a cluster, a job resumes only from its newest checkpoint; nothing was changed",
+            hint="submit another job, with another output location and --resume PATH",
+        )
+    job = jobs.resume(name, step=step)
+    return Outcome(sentence=f"The job resumes from step {step:,}.", document=_document(jobs, job))
 
 
-def _resume(jobs: JobPlace[Any], name: str) -> Outcome:
-    job = jobs.resume(name)
-    return Outcome(sentence="The job resumes.", document=_document(jobs, job))
+def _step(text: str) -> int | None:
+    """The step of a checkpoint; None if no step is given.
+
+    Raises:
+        Refusal: it is not a number; nothing was done.
+    """
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < _LONGEST_STEP):
+        raise Refusal(400, "the step is not valid; nothing was done", hint="choose a checkpoint of the job")
+    return int(text)
 
 
 def _scale(jobs: JobPlace[Any], name: str, num_nodes: int) -> Outcome:

@@ -14,12 +14,21 @@ from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.checkpoint.tools.removal import remove
 from safepoint.dashboard.pages.context import actor_of, context_of, in_thread, visitor_of
 from safepoint.dashboard.pages.job import place_and_name
-from safepoint.dashboard.reading.checkpoint_view import CheckpointRow, inventory_of_job, open_any, rows_of
+from safepoint.dashboard.reading.checkpoint_view import (
+    Check,
+    CheckpointRow,
+    checks_in,
+    inventory_of_job,
+    open_any,
+    rows_of,
+)
 from safepoint.dashboard.reading.room_view import known_locations
 from safepoint.dashboard.rendering import Refusal, respond
 from safepoint.dashboard.work import Outcome
 from safepoint.errors import ConflictError, SafepointError, UsageError
 from safepoint.foundation.units import plural
+from safepoint.jobs.model.records import JobRecord
+from safepoint.storage.location import parse_location
 
 _LONGEST = 2000
 
@@ -30,10 +39,12 @@ async def of_job(request: Request) -> Response:
 
     def read() -> tuple[str, list[CheckpointRow]]:
         inventory = _of_job(request)()
+        one = reader.job(name)
+        checks = {**checks_in(reader.events(one)), **_checks_here(request, base)}
         is_missing = inventory.folder is not None and not inventory.folder.is_dir()
         if is_missing and not request.state.wants_json:  # the job has saved nothing yet
             return str(inventory.store.location), []
-        return str(inventory.store.location), rows_of(inventory)
+        return str(inventory.store.location), rows_of(inventory, settings=one.job.settings, checks=checks)
 
     base = f"/jobs/{quote(reader.key)}/{quote(name)}"
     await in_thread(lambda: reader.job(name))
@@ -48,7 +59,9 @@ async def of_job(request: Request) -> Response:
         return respond(
             request, "checkpoints.html", [], status=status, location="", failure=_sentence(error), **values
         )
-    return _page(request, rows, location=location, base=base, title=name, job=base)
+    job = (await in_thread(lambda: reader.job(name))).job
+    can_resume = isinstance(job, JobRecord) and job.can_resume and parse_location(location).is_folder
+    return _page(request, rows, location=location, base=base, title=name, job=base, can_resume=can_resume)
 
 
 async def of_location(request: Request) -> Response:
@@ -66,7 +79,8 @@ async def of_location(request: Request) -> Response:
                 "a viewer may only see the locations of jobs; nothing was read", hint="ask for a link of an operator"
             )
         inventory, name = open_any(location)
-        return [row for row in rows_of(inventory) if name in {None, row.item.name}]
+        checks = _checks_here(request, _back_of(location))
+        return [row for row in rows_of(inventory, checks=checks) if name in {None, row.item.name}]
 
     is_operator, places = visitor_of(request).is_operator, context_of(request).places
     try:
@@ -86,7 +100,16 @@ def _sentence(error: SafepointError) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _page(request: Request, rows: list[CheckpointRow], *, location: str, base: str, title: str, job: str) -> Response:
+def _page(
+    request: Request,
+    rows: list[CheckpointRow],
+    *,
+    location: str,
+    base: str,
+    title: str,
+    job: str,
+    can_resume: bool = False,
+) -> Response:
     return respond(
         request,
         "checkpoints.html",
@@ -98,6 +121,8 @@ def _page(request: Request, rows: list[CheckpointRow], *, location: str, base: s
         job=job,
         failure="",
         is_form=not job,
+        has_policies=bool(job),
+        can_resume=can_resume,
         commands=_commands(location, rows),
     )
 
@@ -139,13 +164,29 @@ async def _begin(request: Request, verb: str, do: Callable[[Inventory, str], Out
         back = f"/jobs/{quote(reader.key)}/{quote(name)}"
     else:
         location = form.get("location", "")[:_LONGEST]
-        opened, back = (lambda: open_any(location)[0]), f"/checkpoints?location={quote(location, safe='')}"
+        opened, back = (lambda: open_any(location)[0]), _back_of(location)
     # Raises an error before the action begins if there is no such checkpoint.
     await in_thread(lambda: opened().item(checkpoint))
     work = context_of(request).works.begin(
         f"{verb} {checkpoint}", lambda: do(opened(), checkpoint), back=back, by=actor_of(request)
     )
     return RedirectResponse(f"/actions/{work.number}", status_code=303)
+
+
+def _back_of(location: str) -> str:
+    return f"/checkpoints?location={quote(location, safe='')}"
+
+
+def _checks_here(request: Request, back: str) -> dict[str, Check]:
+    """The last check that this dashboard has made of each checkpoint of a page, by its name."""
+    found: dict[str, Check] = {}
+    for work in context_of(request).works.done(back):
+        verb, _, checkpoint = work.title.partition(" ")
+        if verb == "verify" and work.outcome is not None and work.ended is not None:
+            found.pop(checkpoint, None)
+            if work.outcome.document.get("valid") is True:
+                found[checkpoint] = Check(time=work.ended, how="here")
+    return found
 
 
 def _of_job(request: Request) -> Callable[[], Inventory]:

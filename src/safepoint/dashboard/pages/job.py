@@ -1,7 +1,6 @@
 """A job: what it does, its curves, timeline, events and output."""
 
 import collections
-import itertools
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,19 +8,18 @@ from starlette.routing import Route
 
 from safepoint.answers.job_documents import (
     event_document,
-    figures_of,
+    event_rows,
     log_document,
     safe_step,
     status_document,
 )
 from safepoint.dashboard.pages.context import context_of, in_thread
-from safepoint.dashboard.pages.jobs import TONES
 from safepoint.dashboard.reading.job_view import metric_columns, read_job
 from safepoint.dashboard.reading.places import PlaceReader
 from safepoint.dashboard.rendering import Refusal, json_response, respond
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import LogLine
-from safepoint.jobs.model.records import JobEvent
+from safepoint.presentation.tones import TONES
 
 _NUM_EVENTS = 30
 _MOST_EVENTS = 2000
@@ -52,7 +50,7 @@ async def job(request: Request) -> Response:
         reader=reader,
         tone=TONES[one.job.state],
         safe_step=safe_step(one.job, one.progress),
-        events=_rows(view.events[-_NUM_EVENTS:]),
+        events=event_rows(view.events[-_NUM_EVENTS:]),
         num_events=len(view.events),
         works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
     )
@@ -72,7 +70,7 @@ async def events(request: Request) -> Response:
     found = await in_thread(lambda: reader.events(reader.job(name)))
     if request.state.wants_json:
         return json_response([event_document(event) for event in found])
-    shown = _rows(found[-_MOST_EVENTS:])
+    shown = event_rows(found[-_MOST_EVENTS:])
     return respond(request, "events.html", [], reader=reader, name=name, events=shown, num_events=len(found))
 
 
@@ -117,19 +115,6 @@ def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: in
         lines = (line for line in found if wanted in line.text.lower())
         last = collections.deque(lines, maxlen=most)
     return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]
-
-
-def _rows(events: "list[JobEvent] | tuple[JobEvent, ...]") -> list[dict[str, str]]:
-    """Events for a table, newest first."""
-    return [
-        {
-            "time": event.time,
-            "actor": event.actor,
-            "what": event.name.replace("_", " "),
-            "why": ", ".join(itertools.chain(filter(None, [event.cause]), figures_of(event.detail))),
-        }
-        for event in reversed(events)
-    ]
 
 
 routes = [

@@ -10,29 +10,12 @@ from starlette.routing import Route
 from safepoint.answers.consequence import actions_of
 from safepoint.answers.job_documents import document_of, safe_step
 from safepoint.dashboard.pages.context import Context, context_of, in_thread
-from safepoint.dashboard.reading.drawings import sparkline
 from safepoint.dashboard.reading.job_list import Choice, Group, JobList, Order, read_list
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
 from safepoint.dashboard.rendering import json_response, respond
 from safepoint.jobs.model.job_place import JobPlace
-from safepoint.jobs.model.states import JobState
-
-TONES = {
-    JobState.RUNNING: "good",
-    JobState.COMPLETE: "done",
-    JobState.FAILED: "bad",
-    JobState.INADMISSIBLE: "bad",
-    JobState.SUSPENDED: "still",
-    JobState.PREEMPTED: "wait",
-    JobState.QUEUED: "wait",
-    JobState.CREATED: "wait",
-    JobState.STARTING: "busy",
-    JobState.RESUMING: "busy",
-    JobState.SUSPENDING: "busy",
-    JobState.RESTARTING: "busy",
-    JobState.DELETING: "busy",
-}
-"""The colour of each state, by its name in the style sheet."""
+from safepoint.presentation.drawings import sparkline
+from safepoint.presentation.tones import TONES
 
 
 async def jobs(request: Request) -> Response:

@@ -20,8 +20,8 @@ async def storage(request: Request) -> Response:
 async def costs(request: Request) -> Response:
     """The hours and the money of jobs: held, lost, and not lost; the time in queues apart."""
     context = context_of(request)
-    price = context.settings.price
-    found = await in_thread(lambda: read_costs(context.places, price=price))
+    settings = context.settings
+    found = await in_thread(lambda: read_costs(context.places, price_of=settings.price_of))
     units = sorted({cost.unit for cost in found}, reverse=True)
     totals = {
         unit: {
@@ -36,7 +36,7 @@ async def costs(request: Request) -> Response:
         [{"place": cost.listed.place, **cost.document} for cost in found],
         costs=found,
         totals=totals,
-        price=price,
+        prices={unit: settings.price_of(unit) for unit in units},
         hours=hours,
     )
 

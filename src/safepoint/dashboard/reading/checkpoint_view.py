@@ -1,17 +1,25 @@
 """The checkpoints of a job or of any location."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.local.final_model import FINAL
+from safepoint.checkpoint.local.retention import Candidate, parse_policies
 from safepoint.checkpoint.tools.documents import state_of
 from safepoint.checkpoint.tools.inventory import Inventory, Item, open_inventory
 from safepoint.errors import NotFoundError, SafepointError, UnsupportedError, UsageError
+from safepoint.foundation import clock
 from safepoint.jobs.local.outputs import open_output
-from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.records import JobEvent, JobRecord
+from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location
+
+_MOST_SIZE = 4096
+"""The largest number of ranks that is considered."""
+_CLOCK_S = 1.0
+"""How much the clocks of two processes may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +30,33 @@ class CheckpointRow:
         item: the checkpoint.
         state: such as `complete` or `damaged`.
         is_in_use: whether a process reads it.
-        world_size: with how many ranks it was saved; None if its manifest does not state it.
+        world_size: with how many ranks it was saved; None if its manifest was not read.
+        sizes: on how many ranks a run can resume from it with the same batch of each rank and as many samples in each
+            step, smallest first; empty if its manifest was not read.
+        check: when all its files were last read and found good, as far as it is known; None if it is not.
+        kept_by: why retention keeps it, as phrases; empty if no policy keeps it, or if the policies are not known.
     """
 
     item: Item
     state: str
     is_in_use: bool
-    world_size: int | None
+    world_size: int | None = None
+    sizes: tuple[int, ...] = ()
+    check: "Check | None" = None
+    kept_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A check that read all files of a checkpoint, and found them good.
+
+    Args:
+        time: when it ended, RFC 3339 UTC.
+        how: `at a resume` or `here`.
+    """
+
+    time: str
+    how: str
 
 
 def inventory_of_job(job: object, output: str | None) -> Inventory:
@@ -67,48 +95,93 @@ def open_any(text: str) -> tuple[Inventory, str | None]:
         raise UsageError(str(error)) from error
 
 
-def rows_of(inventory: Inventory) -> list[CheckpointRow]:
-    """All checkpoints, newest first; their files are not read."""
-    return [
-        CheckpointRow(
-            item=item,
-            state=state_of(item, item.faults, deep=False),
-            is_in_use=inventory.is_in_use(item),
-            world_size=_world_size(inventory, item),
+def rows_of(
+    inventory: Inventory, *, settings: RunSettings | None = None, checks: Mapping[str, Check] | None = None
+) -> list[CheckpointRow]:
+    """All checkpoints, newest first; their files are not read.
+
+    Args:
+        inventory: the checkpoints.
+        settings: of the run that writes them; None if they are not known.
+        checks: the last check of each checkpoint, by its name.
+    """
+    items = inventory.items()
+    in_use = {item.name for item in items if inventory.is_in_use(item)}
+    kept = {} if settings is None else reasons_to_keep(items, in_use, settings)
+    rows: list[CheckpointRow] = []
+    for item in items:
+        manifest = _manifest(inventory, item)
+        rows.append(
+            CheckpointRow(
+                item=item,
+                state=state_of(item, item.faults, deep=False),
+                is_in_use=item.name in in_use,
+                world_size=None if manifest is None else manifest.world_size,
+                sizes=() if manifest is None else _sizes(manifest),
+                check=_check_of(item, checks or {}),
+                kept_by=kept.get(item.name, ()),
+            )
         )
-        for item in inventory.items()
-    ]
+    return rows
 
 
-def _world_size(inventory: Inventory, item: Item) -> int | None:
+def _check_of(item: Item, checks: Mapping[str, Check]) -> Check | None:
+    """The last check of a checkpoint. A check of an earlier checkpoint of the same step does not count."""
+    check = checks.get(item.name)
+    if check is None or not item.is_complete:
+        return None
+    try:
+        return check if clock.parse_utc(check.time) >= item.created_s - _CLOCK_S else None
+    except ValueError:
+        return None
+
+
+def checks_in(events: Iterable[JobEvent]) -> dict[str, Check]:
+    """The last resume from each checkpoint, by its name: a resume reads all files first."""
+    found: dict[str, Check] = {}
+    for event in events:
+        step = event.detail.get("step")
+        if event.name == "resumed" and type(step) is int and step >= 0:
+            found[checkpoint_name(step)] = Check(time=event.time, how="at a resume")
+    return found
+
+
+def reasons_to_keep(
+    items: Sequence[Item], in_use: Collection[str], settings: RunSettings
+) -> dict[str, tuple[str, ...]]:
+    """Why the retention of a run keeps each checkpoint, by its name; nothing for one that no policy keeps."""
+    texts = [text.strip() for text in (settings.keep or "").split(",") if text.strip()]
+    if settings.save_total_limit is not None:
+        texts.append(f"newest={settings.save_total_limit}")
+    policies = [(text, policy) for text in dict.fromkeys(texts) for policy in parse_policies(text)]
+    has_limit = any(policy.is_limit for _, policy in policies)
+    runs: dict[str, list[tuple[str, Candidate]]] = {}
+    for item in items:
+        if item.is_complete and item.stated is not None and item.name != FINAL:
+            runs.setdefault(item.stated.run_id, []).append((item.name, Candidate.of(item.stated)))
+    found: dict[str, tuple[str, ...]] = {}
+    for named in runs.values():
+        candidates = [candidate for _, candidate in named]
+        kept = [(text, policy.keeps(candidates, now_s=clock.wall_s(), protected=())) for text, policy in policies]
+        for index, (name, candidate) in enumerate(named):
+            reasons = ["it is the newest"] if index == 0 else []
+            reasons += ["a process reads it"] if name in in_use else []
+            reasons += [text for text, steps in kept if candidate.step in steps]
+            found[name] = tuple(reasons if has_limit else ["no policy sets a limit"])
+    return found
+
+
+def _manifest(inventory: Inventory, item: Item) -> Manifest | None:
     if not item.is_complete or inventory.folder is None:  # in a store each manifest is a request
         return None
     try:
-        return inventory.read_manifest(item).world_size
+        return inventory.read_manifest(item)
     except SafepointError:  # it was deleted since it was listed
         return None
 
 
-def receipt_of(job: JobRecord, output: str | None) -> Mapping[str, Any] | None:
-    """Which checkpoint a suspension has saved, and its digest; None if there is none.
-
-    The names and sizes of its files are compared with its manifest; their contents are not read.
-    """
-    if output is None or job.safe_step is None:
-        return None
-    try:
-        inventory = open_output(job.spec, output)
-        item = inventory.item(checkpoint_name(job.safe_step))
-        if not item.is_complete:
-            return None
-        record = json.loads(inventory.read_manifest(item).to_bytes())
-    except SafepointError:
-        return None
-    return {
-        "step": job.safe_step,
-        "checkpoint": item.where,
-        "digest": str(record["manifest_digest"]),
-        "is_read": False,
-        "was_requested": False,
-        "reason": "",
-    }
+def _sizes(manifest: Manifest) -> tuple[int, ...]:
+    """The numbers of ranks among which the micro-batches of a step can be divided."""
+    num_batches = manifest.world_size * manifest.gradient_accumulation
+    small = [number for number in range(1, min(num_batches, _MOST_SIZE) + 1) if num_batches % number == 0]
+    return tuple(small)

@@ -1,5 +1,6 @@
 """The hours that jobs have held their slots, lost, and waited, and what they cost."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ class JobCost:
         saved_s: work that it did not lose, compared with a save in each hour and none on SIGTERM.
         waited_s: for how long it waited for its machines.
         num_interruptions: how often it was interrupted.
+        price: of an hour of one slot; 0 if it is not known.
         document: what `safepoint plan cost --for` prints, for a price of an hour of all its slots.
     """
 
@@ -40,37 +42,40 @@ class JobCost:
     saved_s: float
     waited_s: float
     num_interruptions: int
+    price: float
     document: dict[str, Any]
 
 
-def read_costs(places: Places, *, price: float) -> list[JobCost]:
+def read_costs(places: Places, *, price_of: Callable[[str], float]) -> list[JobCost]:
     """The costs of the newest jobs, most expensive first.
 
     Args:
         places: where the jobs are.
-        price: of an hour of one slot.
+        price_of: gives the price of an hour of one slot, by what the slot is; 0 if it is not known.
     """
     found: list[JobCost] = []
     for reader in places.readers.values():
         listed = sorted(reader.read().jobs.values(), key=lambda one: one.job.created, reverse=True)[:_MOST_JOBS]
         try:
-            found += [_cost(reader, one, price) for one in listed]
+            found += [_cost(reader, one, price_of) for one in listed]
         except SafepointError:
             continue  # the list of jobs shows why
     return sorted(found, key=lambda cost: cost.held_s, reverse=True)
 
 
-def _cost(reader: PlaceReader, one: ListedJob, price: float) -> JobCost:
+def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float]) -> JobCost:
     job = one.job
     gpus = job.particulars.get("gpu_per_node") or 0
     cpus = job.particulars.get("cpu_per_node") or 0
     slots = gpus or cpus or job.ranks_per_node or 1
     num_slots = int(slots) * job.num_nodes
     attempts, history = _read(reader, one)
+    unit = "GPU" if gpus else "CPU" if cpus else "rank"
+    price = price_of(unit)
     document = cost_document(job.name, history, price=price * num_slots, interval_s=_INTERVAL_S)
     return JobCost(
         listed=one,
-        unit="GPU" if gpus else "CPU" if cpus else "rank",
+        unit=unit,
         num_slots=num_slots,
         held_s=held_s(attempts, num_slots=int(slots)),
         lost_s=history.lost_s * num_slots,
@@ -78,6 +83,7 @@ def _cost(reader: PlaceReader, one: ListedJob, price: float) -> JobCost:
         saved_s=(history.lost_with_interval_s(_INTERVAL_S) - history.lost_s) * num_slots,
         waited_s=waited_s(job.created, attempts, history),
         num_interruptions=len(history.interruptions),
+        price=price,
         document=document,
     )
 

@@ -8,16 +8,14 @@ from typing import Any, cast
 
 from safepoint.answers.consequence import Action, actions_of
 from safepoint.answers.situation import sentence_of
-from safepoint.dashboard.reading.drawings import Curve, Timeline, curve_of, timeline_of
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.presentation.drawings import Curve, Timeline, curve_of, metric_names, timeline_of
 from safepoint.progress.metric_history import MetricPoint
 from safepoint.settings.run_settings import RunSettings
 
-_FIRST_METRICS = ("loss", "eval_loss", "learning_rate", "lr", "steps_per_s", "samples_per_s", "grad_norm")
-_MOST_CURVES = 24
 _LAUNCHERS_OWN = {"record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start", "wording"}
 
 
@@ -99,13 +97,6 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         settings=_settings(job.settings),
         commands=_commands(reader, name, output),
     )
-
-
-def metric_names(points: Sequence[MetricPoint]) -> list[str]:
-    """The metrics of a job, the most important ones first."""
-    names = dict.fromkeys(name for point in points for name in point.values)
-    first = [name for name in _FIRST_METRICS if name in names]
-    return [*first, *sorted(names.keys() - set(first))][:_MOST_CURVES]
 
 
 def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:

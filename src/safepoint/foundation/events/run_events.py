@@ -31,13 +31,14 @@ class RankStarted:
 
 
 class AttemptStarted(Event):
-    """The ranks have found each other and begin to train."""
+    """The ranks have found each other and begin to train. `hash_seed` is the PYTHONHASHSEED of rank 0, or empty."""
 
     attempt: int
     run_id: str
     world_size: int
     global_batch: int
     ranks: tuple[RankStarted, ...]
+    hash_seed: str = ""
 
     def _sentence(self) -> str:
         pids = ", ".join(str(rank.pid) for rank in self.ranks[:8])

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 CONTROL = ".safepoint"
 """The folder with Safepoint's own files in an output folder."""
+RECORDS = ("safepoint-manifest.json", "safepoint-part.json")
+"""The names of the file that makes a folder a checkpoint, or a node's part of one."""
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IS_LINK = {errno.ENOTDIR, errno.ELOOP}
 

@@ -13,12 +13,19 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from safepoint.errors import printable
-from safepoint.foundation.environment import home_folder, temporary_folder
+from safepoint.errors import UsageError, printable
+from safepoint.foundation.environment import check_home, fallback_home, temporary_folder
 from safepoint.foundation.processes import is_seeing_all
 
 TEMPORARY = "TMPDIR"
 """The variable that names the temporary folder."""
+COMPILED_CODE = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "QUACK_CACHE_DIR",
+    "CUTE_DSL_CACHE_DIR",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+)
+"""The variables with folders for compiled code. The launcher sets them for its ranks."""
 _IN_MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 256 << 20
 _log = logging.getLogger("safepoint")
@@ -74,24 +81,32 @@ def provide_home(private: Path) -> None:
     """If the user has no home folder, set HOME to one for the programs that this process starts.
 
     Without HOME, libraries would use a folder with the name `~` in the current folder, and run code that others may
-    have put there.
+    have put there. A folder in the temporary folder may be deleted while this process runs, and then another user can
+    make it. So call this function again before programs are started later.
 
     Args:
-        private: a path in a private folder, for the case that `home_folder` cannot be created, or that others could
+        private: a path in a private folder, for the case that the home folder cannot be created, or that others could
             replace it.
 
     Raises:
-        UsageError: see `home_folder`.
+        UsageError: see `check_home`. Not raised if an earlier call has set HOME: then `private` becomes the home.
     """
-    if os.path.isabs(os.path.expanduser("~")):
+    home = fallback_home()
+    was_provided = os.environ.get("HOME") == home
+    if os.path.isabs(os.path.expanduser("~")) and not was_provided:
         return
-    home = home_folder()
-    if not may_be_replaced(Path(home).parent, by_everyone=True):
-        with contextlib.suppress(OSError):
+    try:
+        check_home(home)
+        if not may_be_replaced(Path(home).parent, by_everyone=True):
             os.makedirs(home, mode=0o700, exist_ok=True)
-            os.environ["HOME"] = home_folder()  # checked again: another user may have made it just now
+            os.environ["HOME"] = check_home(home)  # checked again: another user may have made it just now
             return
-    private.mkdir(mode=0o700)
+    except OSError:
+        pass
+    except UsageError:
+        if not was_provided:
+            raise
+    private.mkdir(mode=0o700, exist_ok=True)
     os.environ["HOME"] = str(private)
 
 

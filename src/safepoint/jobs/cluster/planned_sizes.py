@@ -9,13 +9,13 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from safepoint.checkpoint.local.retention import KeepBest, KeepNewest, parse_policies
 from safepoint.errors import UsageError
-from safepoint.estimates.job_needs import JobOutline
+from safepoint.estimates.job_needs import TEMPLATE_BYTES, JobOutline
 from safepoint.foundation.quantities import parse_bytes, parse_count
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.jobs.cluster.objects import items
 from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.model.outlines import outline_for
 from safepoint.settings.run_settings import RunSettings
 from safepoint.settings.wording import in_sdk_words
 from safepoint.storage.location import parse_location
@@ -66,21 +66,7 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
 
 def outline_of(spec: ClusterSpec) -> JobOutline:
     """What the needs of a job depend on, except its model and its arguments."""
-    settings = spec.settings
-    policies = parse_policies(settings.keep)
-    best = [one.count for one in policies if isinstance(one, KeepBest)]
-    newest = [one.count for one in policies if isinstance(one, KeepNewest)]
-    is_unbounded = len(best) + len(newest) < len(policies)
-    if settings.save_total_limit is not None:
-        newest.append(settings.save_total_limit)
-    return JobOutline(
-        num_nodes=spec.num_nodes,
-        ranks_per_node=_ranks_of(spec),
-        is_remote=settings.output_dir is not None and parse_location(settings.output_dir).is_remote,
-        num_kept=max(newest, default=0) + sum(best) or None,
-        is_unbounded=is_unbounded,
-        snapshot_slots=settings.snapshot_slots,
-    )
+    return outline_for(spec.settings, num_nodes=spec.num_nodes, ranks_per_node=_ranks_of(spec))
 
 
 def _ranks_of(spec: ClusterSpec) -> int | None:
@@ -165,28 +151,37 @@ def _local(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> list[str]:
 
 def _memory(spec: ClusterSpec) -> list[str]:
     needs = spec.needs
-    if needs is None or not needs.snapshot_bytes:
+    if needs is None:
         return []
-    size = format_bytes(needs.snapshot_bytes)
+    template_bytes = TEMPLATE_BYTES if spec.settings.preload else 0
+    total_bytes = needs.snapshot_bytes + template_bytes
+    parts = (
+        [f"snapshots take about {format_bytes(needs.snapshot_bytes)} in the first pod"]
+        if needs.snapshot_bytes
+        else []
+    )
+    if template_bytes:
+        parts.append(f"the template of --preload takes about {format_bytes(template_bytes)} in each pod")
+    if not parts:
+        return []
+    what = f"memory: {' and '.join(parts)}"
     most = spec.settings.snapshot_bytes
     if most is not None and most < needs.snapshot_bytes:
         return [
-            f"memory: snapshots take about {size} in the first pod, and --snapshot-memory "
-            f"{spec.settings.snapshot_memory} allows less: training would wait for each save"
+            f"{what}, and --snapshot-memory {spec.settings.snapshot_memory} allows less for snapshots: training "
+            "would wait for each save"
         ]
     given = spec.resources.get("memory")
     try:
         memory = None if given is None else parse_bytes(given)
     except ValueError:  # the cluster says what is wrong with it
         memory = None
-    if memory is not None and memory < _RESERVE * needs.snapshot_bytes:
-        return [
-            f"memory: snapshots take about {size} in the first pod, and --memory {given} leaves too little for them: "
-            "training would wait for each save"
-        ]
+    if memory is not None and memory < _RESERVE * total_bytes:
+        result = "training would wait for each save" if needs.snapshot_bytes else "the pod would be OOM-killed"
+        return [f"{what}, and --memory {given} leaves too little for them: {result}"]
     return [
-        f"memory: snapshots take about {size} in the first pod, on top of what the training needs, and within the "
-        "memory of the pod; the request was not changed, because the training's own part is not known"
+        f"{what}, on top of what the training needs, and within the memory of the pod; the request was not changed, "
+        "because the training's own part is not known"
     ]
 
 

@@ -16,9 +16,10 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.planned_sizes import planned_in
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
-from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, read_receipt
+from safepoint.jobs.cluster.records.receipts import RECEIPT, read_receipt
 from safepoint.jobs.cluster.records.storage_record import named_output
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record, removal_note
+from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import AttemptRecord, command_line
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress

@@ -328,6 +328,13 @@ class History:
             self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())
             self._note(job.name, "changed", actor, f"{job.spec.num_nodes} → {num_nodes} nodes")
 
+    def change_spec(self, job: JobRecord, spec: JobSpec, *, actor: str, what: str) -> None:
+        """Change the specification of a job without launchers; `what` describes the change, for the event."""
+        if spec != job.spec:
+            with self.transaction():
+                self._change(job.name, "spec = ?", spec.to_json())
+                self._note(job.name, "changed", actor, what)
+
     def forget(self, name: str) -> None:
         """Remove a job from the history; its folder stays."""
         self._query("DELETE FROM job WHERE name = ?", name)

@@ -190,9 +190,7 @@ class LocalJobs:
         check_size(spec, count_slots())
         spec = with_claims(spec)
         if spec.settings.output_dir is not None:
-            from safepoint.jobs.local.outputs import (
-                check_output,
-            )  # imports the object store library, which other commands do not need
+            from safepoint.jobs.local.outputs import check_output  # imports the library of object stores
 
             check_output(spec, spec.settings.output_dir)
         new = make_private(new_job_folder())
@@ -268,12 +266,14 @@ class LocalJobs:
 
         return self._until(job.name, has_stopped, "suspended", timeout_s)
 
-    def resume(self, name: str) -> JobRecord:
-        """Continue a suspended or failed job.
+    def resume(self, name: str, *, step: int | None = None) -> JobRecord:
+        """Continue a suspended or failed job, from the newest checkpoint or from that of `step`; see `choice_of`.
 
         Raises:
             ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
         """
+        from safepoint.jobs.local import chosen_checkpoint  # imports the library of object stores
+
         with self._history.transaction():
             job = self.job(name)
             if job.state is JobState.COMPLETE:
@@ -284,6 +284,8 @@ class LocalJobs:
                     hint=f"`safepoint logs -f {job.name}` shows its output",
                 )
             self._check_output_is_free(job.spec, self.output_of(job))
+            spec, what = chosen_checkpoint.spec_for(job, self.output_of(job), step)
+            self._history.change_spec(job, spec, actor=self._actor, what=what)
             self._request(job, RequestedAction.RUN)
             if not job.state.is_active:
                 cause = "restarted after a failure" if job.state is JobState.FAILED else ""
@@ -349,9 +351,7 @@ class LocalJobs:
 
     def _delete_all(self, job: JobRecord, timeout_s: float | None) -> int:
         """Delete the checkpoints of a job, then the job. If this fails, the job still exists."""
-        from safepoint.jobs.local.outputs import (
-            remove_checkpoints,
-        )  # imports the object store library, which other commands do not need
+        from safepoint.jobs.local.outputs import remove_checkpoints  # imports the library of object stores
 
         output = self.output_of(job)
         alone = f"delete {job.name} and keep its checkpoints: `safepoint delete {job.name}`"

@@ -181,6 +181,7 @@ class Supervisor:
             environ = launcher_environment(job.spec, secrets, extra)
             fetch_inputs(job.spec, self._folder, environ, may_continue=self._may_continue)
             self._wait_for_workspace(job)
+            launchers.reserve_port(self._may_continue)
             for node in range(job.spec.num_nodes):
                 with self._history.transaction():  # meanwhile no other supervisor can take the same devices
                     record = launchers.start(node, environ, self._free_gpus(job))

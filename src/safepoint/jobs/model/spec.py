@@ -41,6 +41,7 @@ _KINDS = {
     "packages": _TEXTS,
     "package_indexes": _TEXTS,
     "inputs": _INPUTS,
+    "resume_mark": TEXT.optional,
 }
 _LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start")
 
@@ -67,6 +68,8 @@ class JobSpec:
         packages: requirements to install for this job before the program runs.
         package_indexes: the package indexes to use; the first one replaces the default.
         inputs: the data set and the model to fetch before the program runs.
+        resume_mark: for a job that a person has resumed from a checkpoint of their choice: the name of the mark that
+            the start from this checkpoint leaves in the output folder, see `RunSettings.first_start`; otherwise None.
     """
 
     name: str
@@ -86,6 +89,7 @@ class JobSpec:
     packages: tuple[str, ...] = ()
     package_indexes: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
+    resume_mark: str | None = None
 
     def __post_init__(self) -> None:
         try:

@@ -98,10 +98,34 @@ class Fields:
             )
         return value
 
+    def share(self, name: str, value: int, other: str, divisor: int) -> int:
+        """One number divided by another, of two fields that contradict each other unless that is a whole number.
+
+        Raises:
+            UsageError: they do.
+        """
+        if value % divisor:
+            raise UsageError(
+                f"{self._where} has {name} = {value} and {other} = {divisor}, which contradict each other; nothing "
+                "was computed",
+                hint=f"{name!r} must be a multiple of {other!r}: check both",
+            )
+        return value // divisor
+
     def text(self, name: str, default: str) -> str:
-        """A field that is a string; `default` where it is missing or something else."""
+        """A field that is a string; `default` where it is missing.
+
+        Raises:
+            UsageError: it is something else.
+        """
         value = self._values.get(name)
-        return value if isinstance(value, str) else default
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise UsageError(
+                f"{self._where} has {name.lstrip('_')} = {shown(value)}; nothing was computed",
+                hint=f"{name.lstrip('_')!r} must be a string",
+            )
+        return value
 
     def numbers(self, name: str) -> list[int]:
         """A field that is a list of whole numbers; empty where it is missing."""

@@ -43,7 +43,9 @@ def like_llama(style: Style) -> Callable[[Fields], Iterator[Tensor]]:
 def _attention(fields: Fields, style: Style, name: str, hidden: int) -> Iterator[Tensor]:
     num_heads = fields.count("num_attention_heads")
     num_shared = fields.optional("num_key_value_heads") or num_heads
-    size = fields.optional("head_dim") or hidden // num_heads
+    size = fields.optional("head_dim")
+    if size is None:
+        size = fields.share("hidden_size", hidden, "num_attention_heads", num_heads)
     if style.is_fused:
         yield from linear(f"{name}.o_proj", hidden, num_heads * size)
         yield from linear(f"{name}.qkv_proj", (num_heads + 2 * num_shared) * size, hidden)

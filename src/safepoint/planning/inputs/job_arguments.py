@@ -6,7 +6,7 @@ missing says nothing: the program may set the same value in its code.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class JobArguments:
         lora_rank: the rank of the adapter, if `--use_peft` says that only an adapter is trained.
         lora_targets: `--lora_target_modules`; empty for PEFT's default.
         doubt: why a checkpoint may be larger than that of the named model with AdamW; empty without a reason.
+        notes: arguments that are there and are not used, for people.
     """
 
     model: str | None = None
@@ -48,6 +49,7 @@ class JobArguments:
     lora_rank: int | None = None
     lora_targets: tuple[str, ...] = ()
     doubt: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def read_job_arguments(arguments: Sequence[str], *, code: Path | None = None) -> JobArguments:
@@ -72,6 +74,7 @@ def read_job_arguments(arguments: Sequence[str], *, code: Path | None = None) ->
         lora_rank=(_number(options, "lora_r") or _LORA_RANK) if is_lora else None,
         lora_targets=options.get("lora_target_modules", ()),
         doubt=_doubt(options, "" if optim is None or optimizer is not None else optim),
+        notes=tuple(_unused(options, code)),
     )
 
 
@@ -108,6 +111,27 @@ def _is_on(options: dict[str, tuple[str, ...]], name: str) -> bool:
         return not values or parse_flag(name, values[0])
     except ValueError:
         return True
+
+
+def _unused(options: dict[str, tuple[str, ...]], code: Path | None) -> Iterator[str]:
+    """A sentence for each argument that has a value, and is not used."""
+
+    def typed(name: str) -> str:
+        return " ".join((f"--{name}", *options[name]))[:100]
+
+    if "save_total_limit" in options and _number(options, "save_total_limit") is None:
+        yield f"{typed('save_total_limit')} is no limit: with one below 1, the Trainer deletes no checkpoint"
+    if "lora_r" in options and _number(options, "lora_r") is None:
+        yield f"{typed('lora_r')} is not the rank of an adapter, and not used: the rank is {_LORA_RANK}"
+    if "optim" in options and optimizer_named(_text(options, "optim") or "") is None:
+        yield f"{typed('optim')}: what this optimizer keeps is not known. It is planned as adamw; pass --optimizer"
+    if _is_on(options, "use_peft") and "lora_modules_to_save" in options:
+        yield (
+            f"{typed('lora_modules_to_save')}: PEFT also saves these modules as they are. All weights are planned, "
+            "which is more than such a checkpoint has"
+        )
+    if "deepspeed" in options and _strategy(options, code) is None:
+        yield f"{typed('deepspeed')}: this file cannot be read here, or has no ZeRO-1, 2 or 3; pass --strategy"
 
 
 def _strategy(options: dict[str, tuple[str, ...]], code: Path | None) -> Strategy | None:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +39,7 @@ class Given:
         slots: how many snapshots host memory holds.
         step_s: a training step.
         measured_bytes: the size of a checkpoint that was written.
+        notes: what cannot be read, changes nothing in the plan, or is planned as something else; for people.
     """
 
     source: str = ""
@@ -54,6 +55,7 @@ class Given:
     slots: int | None = None
     step_s: float | None = None
     measured_bytes: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def parse_parameters(text: str) -> int:
@@ -141,7 +143,39 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
         optimizer=None if "optimizer" in known else _optimizer_in(record, path),
         keep=None if "keep" in known else _kept(record, path),
         is_mixed=is_mixed,
+        notes=tuple(_notes_on(record, path, known)),
     )
+
+
+def _notes_on(record: Mapping[str, Any], path: Path, known: Container[str]) -> Iterator[str]:
+    """Fields that have a value, and change nothing in the plan although a reader may expect it."""
+    limit = record.get("save_total_limit")
+    if "keep" not in known and type(limit) is int and limit < 1:
+        yield f"save_total_limit = {limit} in {shown_path(path)}: below 1, the Trainer deletes no checkpoint"
+    if record.get("save_strategy") == "no":
+        yield (
+            f"save_strategy is 'no' in {shown_path(path)}: the plan is that of a run that saves, as `safepoint run` "
+            "does"
+        )
+    fsdp = record.get("fsdp")
+    words = fsdp.split() if isinstance(fsdp, str) else cast("list[Any]", fsdp) if isinstance(fsdp, list) else []
+    planned = {"full_shard", "auto_wrap", "offload", "true", "1"}
+    others = [str(word) for word in words if str(word).lower() not in planned]
+    if "strategy" not in known and others and record.get("deepspeed") is None:
+        yield f"fsdp = {shown(cast('object', fsdp))} in {shown_path(path)}: it is planned as full_shard"
+    if "strategy" not in known and "optimizer" not in known:
+        yield from _notes_on_deepspeed(record, path)
+
+
+def _notes_on_deepspeed(record: Mapping[str, Any], path: Path) -> Iterator[str]:
+    config = _deepspeed_in(record, path)
+    optimizer = config.get("optimizer") if config is not None else None
+    kind = cast("dict[str, Any]", optimizer).get("type") if isinstance(optimizer, dict) else None
+    if kind is not None and not (isinstance(kind, str) and kind.lower() in {"adam", "adamw", "auto"}):
+        yield (
+            f"the DeepSpeed configuration in {shown_path(path)} has the optimizer {shown(kind)}, which is not "
+            "planned: pass --optimizer with one that keeps as many values for each weight"
+        )
 
 
 def _read(path: Path, option: str) -> dict[str, Any]:
@@ -208,22 +242,9 @@ def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
     Raises:
         UsageError: the fields are invalid, or the configuration of DeepSpeed cannot be read.
     """
-    deepspeed = record.get("deepspeed")
-    if isinstance(deepspeed, str) and deepspeed:
-        # The path is relative to the script; beside the arguments is the next best place.
-        places = (Path(deepspeed), path.parent / deepspeed)
-        file = next((one for one in places if os.path.exists(one)), None)
-        if file is None:
-            raise UsageError(
-                f"--for {shown_path(path)}: it names the DeepSpeed configuration {deepspeed[:200]!r}, which does not "
-                "exist here; nothing was computed",
-                hint="pass --strategy zero1, zero2 or zero3",
-            )
-        deepspeed = _read(file, f"--for {shown_path(path)}: deepspeed")
-    elif deepspeed is not None and not isinstance(deepspeed, str | dict):
-        raise _wrong(path, "deepspeed", deepspeed, "deepspeed must be a path or an object, or pass --strategy")
-    if isinstance(deepspeed, dict):
-        zero = cast("dict[str, Any]", deepspeed).get("zero_optimization")
+    deepspeed = _deepspeed_in(record, path)
+    if deepspeed is not None:
+        zero = deepspeed.get("zero_optimization")
         stage = cast("dict[str, Any]", zero).get("stage") if isinstance(zero, dict) else None
         # In a set, a list would raise TypeError, and 3.0 and true would count as 3 and 1.
         if type(stage) is not int or stage not in (1, 2, 3):
@@ -238,11 +259,40 @@ def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
         raise _wrong(path, "fsdp", fsdp, "fsdp must be true, false or a list of options, or pass --strategy")
     if not fsdp:
         return None
-    config = record.get("fsdp_config")
-    kind = cast("dict[str, Any]", config).get("state_dict_type") if isinstance(config, dict) else None
-    if kind is not None and not isinstance(kind, str):
-        raise _wrong(path, "fsdp_config.state_dict_type", kind, "it must be a string, or pass --strategy")
+    kind = (_object_in(record, "fsdp_config", path) or {}).get("state_dict_type", "SHARDED_STATE_DICT")
+    if kind not in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
+        fix = "it must be FULL_STATE_DICT or SHARDED_STATE_DICT, or pass --strategy"
+        raise _wrong(path, "fsdp_config.state_dict_type", kind, fix)
     return Strategy.FSDP_FULL if kind == "FULL_STATE_DICT" else Strategy.FSDP
+
+
+def _deepspeed_in(record: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+    return _object_in(record, "deepspeed", path)
+
+
+def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, Any] | None:
+    """A field that is an object, or the path of a file with one; None if it is missing or empty.
+
+    Raises:
+        UsageError: it is something else, or the file cannot be read.
+    """
+    value = record.get(name)
+    if value is None or value == "":
+        return None
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    if not isinstance(value, str):
+        raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy")
+    # The path is relative to the script; beside the arguments is the next best place.
+    file = next((one for one in (Path(value), path.parent / value) if os.path.exists(one)), None)
+    if file is None:
+        what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
+        raise UsageError(
+            f"--for {shown_path(path)}: it names {what} {value[:200]!r}, which does not exist here; nothing was "
+            "computed",
+            hint=f"pass --strategy {'zero1, zero2 or zero3' if name == 'deepspeed' else 'fsdp or fsdp-full'}",
+        )
+    return _read(file, f"--for {shown_path(path)}: {name}")
 
 
 # ---- a checkpoint --------------------------------------------------------------------------------------------------
@@ -273,7 +323,23 @@ def given_by_files(sizes: Mapping[str, int], *, source: str) -> Given:
 
 
 def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...] | None, str | None]:
-    """Rank, modules and base model of an `adapter_config.json`."""
+    """Rank, modules and base model of an `adapter_config.json`.
+
+    Raises:
+        UsageError: the adapter is not LoRA, or its rank is invalid. A plan of all weights would be that of another
+            training.
+    """
+    kind = record.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise UsageError(
+            f"adapter_config.json has peft_type = {shown(kind)}, which is not planned",
+            hint="plan a LoRA adapter of about the same size with --lora-rank",
+        )
+    if _count(record, "r") is None:
+        raise UsageError(
+            f"adapter_config.json has r = {shown(record.get('r'))}, which is not the rank of an adapter",
+            hint="pass --lora-rank",
+        )
     targets = record.get("target_modules")
     if isinstance(targets, str):
         names: tuple[str, ...] | None = (targets,)
@@ -283,3 +349,13 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
         names = None
     base = record.get("base_model_name_or_path")
     return _count(record, "r"), names, base if isinstance(base, str) else None
+
+
+def notes_on_adapter(record: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """A sentence for each field of an `adapter_config.json` that changes the adapter, and is not planned."""
+    return tuple(
+        f"{name} = {shown(record[name])} in the adapter_config.json of {source} is not planned: the adapter's memory "
+        "and its final model are computed without it"
+        for name in ("modules_to_save", "rank_pattern", "layers_to_transform", "use_dora")
+        if record.get(name)
+    )

@@ -3,8 +3,10 @@
 import logging
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from safepoint.answers.receipts import receipt_of
 from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import (
     SafepointError,
@@ -12,15 +14,21 @@ from safepoint.errors import (
 )
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
+from safepoint.jobs.local.slots import count_slots
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.states import JobState
+from safepoint.notebook.views import JobDetails, JobView, view_of
 from safepoint.sdk import options as options_module
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.failures import as_kubeflow_raises
+from safepoint.sdk.local.details import read_details
 from safepoint.sdk.local.pod_folder import check_mounts
 from safepoint.sdk.local.runtime import check_runtime, local_runtime
-from safepoint.sdk.local.spec import checked_trainer, local_job
+from safepoint.sdk.local.spec import checked_trainer, local_job, share_for
 from safepoint.sdk.local.training_hub import is_training_hub, training_hub_job
+from safepoint.sdk.results.plans import JobPlan, plan_for
+from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_of, event_of, states_of, train_job
 
@@ -125,8 +133,13 @@ class LocalBackend(RuntimeBackend):
         with as_kubeflow_raises(), LocalJobs() as jobs:
             return self._train_job(jobs, jobs.job(name))
 
-    def _train_job(self, jobs: LocalJobs, job: JobRecord) -> TrainJob:
-        return train_job(job, local_runtime(), jobs.progress_of(job), jobs.output_of(job))
+    def _train_job(self, jobs: LocalJobs, job: JobRecord, *, is_stopped: bool = False) -> TrainJob:
+        progress, output = jobs.progress_of(job), jobs.output_of(job)
+        has_receipt = is_stopped and job.state is JobState.SUSPENDED and job.was_saved
+        receipt = receipt_of(job, output) if has_receipt else None
+        details = partial(read_details, job.name, job.created)
+        view = view_of(job, progress, output, receipt=receipt, details=details)
+        return train_job(job, local_runtime(), progress, output, view=view, receipt=receipt)
 
     def get_job_logs(
         self, name: str, follow: bool | None = False, step: str = constants.NODE + "-0"
@@ -193,7 +206,8 @@ class LocalBackend(RuntimeBackend):
     def suspend_job(self, name: str, *, timeout: float | None = None) -> TrainJob:
         """Save a checkpoint, stop a job and wait until it is suspended. Warns if a save may take too long."""
         self._warn_of_risk(name)
-        return self._changed(name, lambda jobs: jobs.suspend(name, timeout_s=timeout))
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            return self._train_job(jobs, jobs.suspend(name, timeout_s=timeout), is_stopped=True)
 
     def resume_job(self, name: str) -> TrainJob:
         """Continue a suspended or failed job."""
@@ -214,6 +228,19 @@ class LocalBackend(RuntimeBackend):
     def _changed(self, name: str, change: Callable[[LocalJobs], JobRecord]) -> TrainJob:
         with as_kubeflow_raises(), LocalJobs() as jobs:
             return self._train_job(jobs, change(jobs))
+
+    def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None) -> JobPlan:
+        """What a job of this trainer will need."""
+        untyped: Any = trainer
+        ranks = share_for(untyped.resources_per_node, machine=count_slots()).ranks
+        return plan_for(trainer, initializer, ranks_per_node=ranks)
+
+    def read_watched(self, name: str) -> tuple[JobView, JobDetails]:
+        """What `watch_job` shows of a job now."""
+        with LocalJobs() as jobs:
+            job = jobs.job(name)
+            view = view_of(job, jobs.progress_of(job), jobs.output_of(job))
+        return view, read_details(job.name, job.created)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
         """A job's checkpoints, newest first, then the final model. Checkpoints of other programs are left out."""

@@ -14,16 +14,18 @@ import threading
 from pathlib import Path
 
 from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import Channel, ChannelError, close_all
+from safepoint.foundation.channels.codec import ProtocolError, encode
 from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
 from safepoint.snapshot.keeper.held_folder import Reporter
 from safepoint.snapshot.keeper.keeper_state import KeeperState, Rank, RankGroup
 from safepoint.snapshot.keeper.message_handler import MessageHandler
 from safepoint.snapshot.keeper.writer import write_snapshots
-from safepoint.snapshot.protocol.channel import Channel, check_same_user, close_all
-from safepoint.snapshot.protocol.codec import ProtocolError, encode
+from safepoint.snapshot.protocol.channel import check_same_user
 from safepoint.snapshot.protocol.messages import Hello, KeeperPlan, Refused, Welcome, decode_rank_message
 
 _LOOK_EVERY_S = 0.5
+_PAUSE_S = 0.1
 
 
 class _Keeper:
@@ -61,14 +63,22 @@ class _Keeper:
         select.select([descriptor], [], [])
 
     def _accept(self) -> None:
+        """Accept connections, for as long as the process runs.
+
+        The machine may have no free file descriptor or no room for a thread, because another user has used them up,
+        and that user may connect at this moment. Ranks that are refused connect again.
+        """
         while True:
-            connected, _ = self._server.accept()
+            try:
+                connected, _ = self._server.accept()
+            except OSError:
+                clock.sleep(_PAUSE_S)  # `accept` would fail again at once
+                continue
             try:
                 check_same_user(connected)
-            except OSError:
+                threading.Thread(target=self._serve, args=[Channel(connected)], daemon=True).start()
+            except (OSError, RuntimeError):
                 connected.close()
-                continue
-            threading.Thread(target=self._serve, args=[Channel(connected)], daemon=True).start()
 
     def _serve(self, channel: Channel) -> None:
         try:
@@ -77,8 +87,10 @@ class _Keeper:
             channel.close()
             return
         try:
-            while (received := channel.receive()) is not None:
-                self._handler.handle(group, rank, *received)
+            while True:
+                self._handler.handle(group, rank, *channel.receive())
+        except ChannelError:
+            pass  # the rank has ended
         except Exception as error:  # noqa: BLE001  even after an invalid message the disconnection must be handled
             self._state.reporter.log.warning(
                 "rank %s sent an invalid message, and its connection is closed: %s: %.300s",
@@ -90,10 +102,7 @@ class _Keeper:
         channel.close()
 
     def _admit(self, channel: Channel) -> tuple[RankGroup, Rank]:
-        received = channel.receive()
-        if received is None:
-            raise ProtocolError("the connection was closed before the first message")
-        body, descriptors = received
+        body, descriptors = channel.receive()
         close_all(descriptors)
         try:
             hello = decode_rank_message(body)

@@ -10,6 +10,8 @@ import threading
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import Channel
+from safepoint.foundation.channels.codec import encode
 from safepoint.foundation.events.run_events import SaveSuperseded
 from safepoint.foundation.priority import Priority
 from safepoint.snapshot.keeper.held_folder import HeldFolder, Reporter
@@ -18,8 +20,6 @@ from safepoint.snapshot.keeper.persist.snapshot_commit import publish_no_part
 from safepoint.snapshot.keeper.snapshot_registry import Snapshot, SnapshotRegistry
 from safepoint.snapshot.memory.block import CONTROL_NUMBER, NUM_MARKS, Block
 from safepoint.snapshot.protocol.bounded_dict import BoundedDict
-from safepoint.snapshot.protocol.channel import Channel
-from safepoint.snapshot.protocol.codec import encode
 from safepoint.snapshot.protocol.messages import (
     BlocksFree,
     CheckpointFacts,

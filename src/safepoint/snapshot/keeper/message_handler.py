@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import close_all
+from safepoint.foundation.channels.codec import ProtocolError
 from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
 from safepoint.snapshot.keeper.keeper_state import URGENT, KeeperState, Rank, RankGroup
 from safepoint.snapshot.keeper.rescue import leave_with_newest, rescue, watch_others
 from safepoint.snapshot.keeper.snapshot_registry import Progress
 from safepoint.snapshot.memory.block import CONTROL_NUMBER, PAGE_BYTES, Block
 from safepoint.snapshot.protocol import messages
-from safepoint.snapshot.protocol.channel import close_all
-from safepoint.snapshot.protocol.codec import ProtocolError
 from safepoint.snapshot.protocol.messages import Answer, Outcome, decode_rank_message
 
 

@@ -27,8 +27,12 @@ def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
     facts = next((one.facts for one in group.registry.snapshots if one.facts is not None), None)
     if facts is not None and facts.num_nodes > 1:
         if not group.is_rescuing and not group.is_rescued:
-            group.is_rescuing = True
-            threading.Thread(target=_rescue_with_others, args=[state, group, facts], daemon=True).start()
+            try:
+                threading.Thread(target=_rescue_with_others, args=[state, group, facts], daemon=True).start()
+                group.is_rescuing = True
+            except RuntimeError as error:  # no further thread is possible now
+                group.is_rescued = True  # otherwise this process would wait for the thread, and never end
+                state.reporter.log.warning("the snapshots in memory are not saved: %s", error)
         return None
     newest = group.registry.newest_complete
     if newest is not None and newest.progress != Progress.DURABLE and newest.facts is not None:

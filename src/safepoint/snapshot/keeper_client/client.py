@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import Channel, ChannelError, close_all
+from safepoint.foundation.channels.codec import ProtocolError, encode
 from safepoint.snapshot.memory.block import CONTROL_NUMBER, NUM_MARKS, PAGE_BYTES, Block
 from safepoint.snapshot.protocol import messages
 from safepoint.snapshot.protocol.bounded_dict import BoundedDict
-from safepoint.snapshot.protocol.channel import Channel, connect
-from safepoint.snapshot.protocol.codec import ProtocolError, encode
+from safepoint.snapshot.protocol.channel import connect
 from safepoint.snapshot.protocol.messages import Answer, CheckpointFacts, EarlierSnapshot, Outcome, StagedFile
 
 _log = logging.getLogger("safepoint")
@@ -114,13 +115,17 @@ class KeeperClient:
 
     def _receive(self) -> None:
         try:
-            while (received := self._channel.receive()) is not None:
-                message = messages.decode_keeper_message(received[0])
+            while True:
+                body, descriptors = self._channel.receive()
+                close_all(descriptors)
+                message = messages.decode_keeper_message(body)
                 with self._changed:
                     self._handle(message)
                     self._changed.notify_all()
                 if isinstance(message, messages.Leave) and self._on_leave is not None:
                     self._on_leave(message)
+        except ChannelError:
+            pass  # the keeper has ended
         except ProtocolError as error:
             _log.warning("the keeper sent an invalid message, and is not used any more: %.300s", error)
         self._lose()

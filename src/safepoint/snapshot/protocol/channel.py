@@ -1,4 +1,4 @@
-"""The connection between a rank and its keeper: frames of bytes over a Unix socket, with descriptors of memory.
+"""How a rank finds its keeper, and connects to it over a Unix socket.
 
 The keeper is the process of a node that writes snapshots to disk.
 
@@ -10,23 +10,17 @@ users do not know. They see a name only while a keeper uses it. When this keeper
 not the name that the next keeper with the same key will use.
 """
 
-import contextlib
 import errno
 import hashlib
 import os
 import socket
 import struct
 import sys
-import threading
 import uuid
-from collections.abc import Sequence
 
+from safepoint.foundation.channels.channel import Channel
 from safepoint.foundation.processes import close_in_children, is_this_user
 
-_HEADER = struct.Struct("<II")
-MAX_FRAME_BYTES = 64 << 20
-_MAX_DESCRIPTORS = 2
-"""A message has at most one descriptor. A second descriptor is received too, so that its message can be refused."""
 _NUM_NAMES = 8
 """How many names a keeper may use. Another user can take one of them each time that a keeper dies."""
 _SHORT_US, _LONG_US = 10_000, 1_000_000
@@ -34,72 +28,6 @@ _SHORT_US, _LONG_US = 10_000, 1_000_000
 user may keep a queue full."""
 _CREDENTIALS = struct.Struct("3i")
 _TIME = struct.Struct("ll")
-
-
-class Channel:
-    """One connection; several threads may send, one receives.
-
-    Args:
-        connected: the socket.
-    """
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._sending = threading.Lock()
-
-    def send(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one frame, and descriptors of which the other side gets copies.
-
-        Raises:
-            OSError: the other side has closed the connection.
-            ValueError: the frame is too long.
-        """
-        if len(body) > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {len(body)} bytes is longer than {MAX_FRAME_BYTES}")
-        frame = _HEADER.pack(len(body), len(descriptors)) + body
-        with self._sending:
-            sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
-            if sent < len(frame):
-                self._socket.sendall(memoryview(frame)[sent:])
-
-    def receive(self) -> tuple[bytes, list[int]] | None:
-        """The next frame and its descriptors, which the caller closes.
-
-        Returns:
-            None when the other side has closed the connection, or has sent bytes that are not a frame.
-        """
-        descriptors: list[int] = []
-        body = None
-        with contextlib.suppress(OSError):
-            header, descriptors, _, _ = socket.recv_fds(self._socket, _HEADER.size, _MAX_DESCRIPTORS)
-            if len(header) == _HEADER.size:
-                length, _ = _HEADER.unpack(header)
-                body = self._receive_exactly(length) if length <= MAX_FRAME_BYTES else None
-        if body is None:
-            close_all(descriptors)
-            return None
-        return body, descriptors
-
-    def _receive_exactly(self, length: int) -> bytes | None:
-        body = bytearray()
-        while len(body) < length:
-            data = self._socket.recv(length - len(body))
-            if not data:
-                return None
-            body += data
-        return bytes(body)
-
-    def close(self) -> None:
-        """End the connection; a thread in `receive` gets None."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors that came with a frame and are not used."""
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def new_keeper_key() -> str:

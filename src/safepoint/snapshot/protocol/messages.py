@@ -14,10 +14,10 @@ from typing import get_args
 
 from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger, path_fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.foundation.channels import codec
+from safepoint.foundation.channels.codec import ProtocolError
 from safepoint.snapshot.images.torch_archive import Archive
 from safepoint.snapshot.memory.block import PAGE_BYTES
-from safepoint.snapshot.protocol import codec
-from safepoint.snapshot.protocol.codec import ProtocolError
 
 VERSION = 3
 """Changes with every change of a message. All ranks of a node and their keeper must have the same version."""

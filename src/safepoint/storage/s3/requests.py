@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 
 from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
-from safepoint.foundation.closed_requests import TimedResponse
+from safepoint.foundation.closed_requests import TimedResponse, limit_connecting
 from safepoint.storage import failures
 from safepoint.storage.options import StorageOptions, proxy_of
 from safepoint.storage.s3.answers import (
@@ -322,6 +322,7 @@ class S3Requests:
             connection, sent = self._connection(timeout_s), request()
             until_s = clock.monotonic_s() + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
             connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
+            limit_connecting(connection, clock.monotonic_s() + timeout_s)
             # If the server closes the connection after this answer, http.client leaves the socket to the response.
             # So both the connection and the response are closed.
             with contextlib.ExitStack() as closing:

@@ -123,6 +123,7 @@ class Boundary:
                 world_size=place.world_size,
                 global_batch=global_batch,
                 ranks=tuple(ranks),
+                hash_seed=os.environ.get("PYTHONHASHSEED", ""),
             )
         )
 
@@ -155,6 +156,7 @@ class Boundary:
     def step_ends(self) -> None:
         """Record that the optimizer has stepped. Receive the result of the vote, and check saves and uploads."""
         self._context.outcome.step_done(self._loop.step)
+        self.snapshots.step_ends()
         self.agreement.step_ends()
         self._context.progress.step_ends()
         self._context.uploads.check()

@@ -6,8 +6,10 @@ no rank takes a snapshot, the save waits for a later boundary, or `SynchronousSa
 """
 
 import enum
+import functools
 import statistics
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -77,6 +79,8 @@ class Snapshots:
         self._num_unreported, self._report_again_s = 0, 0.0
         self._most_bytes: int | None = None
         self._num_taken = 0
+        self._postponed: Callable[[], None] | None = None
+        """Allocates the memory for snapshots after the first step."""
         self._taken_facts: CheckpointFacts | None = None
         self._pending_facts: CheckpointFacts | None = None
 
@@ -116,7 +120,10 @@ class Snapshots:
     # ---- before the loop --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Allocate the memory for snapshots. A thread touches its pages while the model is being loaded."""
+        """Allocate the memory for snapshots. A thread touches its pages while the model is being loaded.
+
+        After a restart, this happens only after the first step, because the thread would slow the load down.
+        """
         if self._is_shared:
             self._most_bytes = self._share_of_memory()
             if self._context.keeper.client is not None:
@@ -138,13 +145,30 @@ class Snapshots:
             return
         wholes = [size for size in (model, moments * trainable) if size > _FILE_SLACK_BYTES]
         sizes = [round(share * size) + _FILE_SLACK_BYTES for size in wholes]
+        # On a CPU, the gradients, DDP's copy of them and the optimizer's moments will take host memory too.
+        gradients = 2 if dist.is_available() and dist.is_initialized() else 1
+        device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
+        reserve = functools.partial(self._reserve, sizes, device)
+        if self._context.place.restart == 0 or device is not None:
+            reserve(still_to_come=(gradients + moments) * on_host)
+        else:
+            # The state is being loaded from the snapshot that earlier ranks have left in memory. Its memory becomes
+            # free when the state is loaded, and the processors are busy until the first step is done.
+            self._postponed = functools.partial(reserve, still_to_come=0)
+
+    def _reserve(self, sizes: Sequence[int], device: int | None, *, still_to_come: int) -> None:
+        if self._snapshotter is None or self._snapshotter.arena.num_bytes:  # the first snapshot has allocated it
+            return
         try:
-            # On a CPU, the gradients, DDP's copy of them and the optimizer's moments will take host memory too.
-            gradients = 2 if dist.is_available() and dist.is_initialized() else 1
-            device = next((one.device.index for one in parameters if one.device.type == "cuda"), None)
-            self._snapshotter.arena.prepare(sizes, still_to_come=(gradients + moments) * on_host, device=device)
+            self._snapshotter.arena.prepare(sizes, still_to_come=still_to_come, device=device)
         except NoRoomError as error:
             self._warn_once(f"no memory could be reserved for snapshots; training may wait for saves: {error}")
+
+    def step_ends(self) -> None:
+        """After the first step of a restart, allocate the memory for snapshots."""
+        if self._postponed is not None:
+            self._postponed()
+            self._postponed = None
 
     def _share_of_memory(self) -> int | None:
         """This rank's share of the node's memory for snapshots, in bytes; None for no limit.

@@ -24,6 +24,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from safepoint.training.outcome.rank_record import RankRecord, read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
 from safepoint.training.rank_processes.births import copied_from
 from safepoint.training.rank_processes.death_watch import DeathWatch, exit_code_of_child
+from safepoint.training.rank_processes.hash_seed import HashSeed
 from safepoint.training.rank_processes.loaded_modules import read_loaded_modules
 from safepoint.training.rank_processes.template_process import TemplateProcess
 
@@ -87,8 +89,13 @@ def run_agent(
     orphans: Orphans,
     timeline: StartTimeline,
     template: TemplateProcess | None,
+    *,
+    before_start: Callable[[], None],
 ) -> AgentOutcome:
-    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended."""
+    """Start the ranks of this node, and monitor them and their keeper until the ranks have ended.
+
+    `before_start` is called before each start of the ranks, also before restarts.
+    """
     rendezvous = Rendezvous(plan, settings)
     config = _config(plan, settings, is_on_one_machine=rendezvous.is_on_one_machine)
     keep_signal_handlers()  # `relay` handles the signals
@@ -115,6 +122,8 @@ def run_agent(
         orphans=orphans,
         timeline=timeline,
         template=template,
+        before_start=before_start,
+        hash_seed=HashSeed(program=plan.program, is_module=plan.is_module),
     )
     try:
         result: Any = agent.run()
@@ -160,6 +169,8 @@ class SafepointAgent(PatientAgent):
         orphans: the processes that ranks leave behind.
         timeline: measures the starts of the ranks.
         template: the process from which the ranks are copied, or None.
+        before_start: called before each start of the ranks.
+        hash_seed: the seed of the job for the hashes of strings.
     """
 
     def __init__(
@@ -174,6 +185,8 @@ class SafepointAgent(PatientAgent):
         orphans: Orphans,
         timeline: StartTimeline,
         template: TemplateProcess | None,
+        before_start: Callable[[], None],
+        hash_seed: HashSeed,
     ) -> None:
         super().__init__(
             spec=spec,
@@ -189,6 +202,8 @@ class SafepointAgent(PatientAgent):
         self._orphans = orphans
         self._timeline = timeline
         self._template = template
+        self._before_start = before_start
+        self._hash_seed = hash_seed
         self._has_sent_modules = False
         self._restarts = -1
         """How often the ranks were restarted; -1 before they were started."""
@@ -211,10 +226,24 @@ class SafepointAgent(PatientAgent):
             group.workers = [_again(worker) for worker in group.workers]
         else:
             super()._rendezvous(worker_group)
+            if group.group_world_size > 1:
+                self._agree_on_hash_seed()
         self._timeline.passed(Phase.STORE_READY)
+
+    def _agree_on_hash_seed(self) -> None:
+        """A template with another seed than that of node 0 is replaced."""
+        group: Any = self._worker_group
+        template, is_wanted = self._template, self._template is not None
+        if self._hash_seed.agree(group.store, node=group.group_rank, is_wanted=is_wanted) and template is not None:
+            template.end()
+            template.start()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts += 1
+        before = dict(os.environ)
+        self._before_start()
+        if self._template is not None and os.environ != before:
+            self._template.end()  # what it has imported may refer to other folders; a new one is started
         with copied_from(self._template):
             pids = super()._start_workers(worker_group)
         self._timeline.ranks_born(self._restarts, len(pids))
@@ -370,13 +399,16 @@ class SafepointAgent(PatientAgent):
     def notify_others(self) -> None:
         """Before this process ends, notify the other nodes.
 
-        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s.
+        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s. Also after a
+        success: torch elastic lets an agent end when the last node has arrived at its barrier. The others then still
+        read that from the store, and would report the closed connection as an error.
         """
         group: Any = self._worker_group
-        if group.group_world_size == 1 or group.state == WorkerState.SUCCEEDED:
+        if group.group_world_size == 1:
             return
         with contextlib.suppress(RuntimeError):
-            self._send_stop()
+            if group.state != WorkerState.SUCCEEDED:
+                self._send_stop()
             self._shared_store.set(_ENDED_KEY.format(group.group_rank), "1")
             others = [_ENDED_KEY.format(rank) for rank in range(group.group_world_size)]
             deadline_s = clock.monotonic_s() + _WAIT_FOR_OTHERS_S

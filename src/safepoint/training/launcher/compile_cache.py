@@ -1,14 +1,20 @@
-"""Protects the folders in which PyTorch caches compiled code.
+"""Protects the folders in which PyTorch and libraries for GPUs cache compiled code.
 
-These folders lie in the temporary folder, and other users can predict their names.
+These folders lie in the temporary folder, and other users can predict their names:
 
-PyTorch runs the code that it finds in `torchinductor_USER` and in `USER/torch_vendor_quack_cache`. Another user who
-makes such a folder first could stop every training of this user, or run code in it.
+- PyTorch runs the code that it finds in `torchinductor_USER`;
+- flash-attn 4, quack-kernels, PyTorch's copy of these kernels and the CUTLASS DSL run the code that they find in
+  folders in `USER`. The CUTLASS DSL before 4.3.2 looks in `/tmp/USER`, whatever TMPDIR is.
 
-So the launcher makes `torchinductor_USER` before any rank needs it. In a sticky folder such as /tmp, no other user
-can then replace it. If other users may already have written there, the launcher sets another temporary folder for the
-ranks. To set only the variable for PyTorch's cache would not be enough: PyTorch always reads some of its files, such
-as precompiled headers, from the temporary folder.
+Another user who makes such a folder first could stop every training of this user, or run code in it.
+
+So the launcher makes these folders before any rank needs them. In a sticky folder such as /tmp, no other user can
+then replace them. If other users may already have written there, the launcher sets another temporary folder for the
+ranks. To set only the variables for the caches would not be enough: PyTorch always reads some of its files, such as
+precompiled headers, from the temporary folder.
+
+A program that cleans the temporary folder, such as systemd-tmpfiles, may delete these folders while the run lasts. So
+the launcher looks at them again before each restart of the ranks.
 """
 
 import contextlib
@@ -16,6 +22,7 @@ import getpass
 import grp
 import logging
 import os
+import pwd
 import re
 import stat
 from pathlib import Path
@@ -30,45 +37,69 @@ from safepoint.foundation.environment import (
 )
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders.access_lists import ACCESS_LIST
-from safepoint.foundation.shared_folders.temporary import TEMPORARY, may_be_replaced
+from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, TEMPORARY, may_be_replaced
 
-_VARIABLE, _VARIABLE_OF_QUACK = "TORCHINDUCTOR_CACHE_DIR", "QUACK_CACHE_DIR"
+_CACHES = dict(zip(COMPILED_CODE, ("", "quack", "cutlass", "flash-attention"), strict=True))
+"""Environment variable → the folder for compiled code that it names, in the folder of the first variable."""
+_FIXED = Path("/tmp")
+"""Where the CUTLASS DSL before 4.3.2 looks for compiled code: in a folder with the name of the user or, for a user
+without a name, in `cutlass_python_cache`."""
+_WITHOUT_FILES = "CUTE_DSL_DISABLE_FILE_CACHING"
+_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
+"""The environment variables from which libraries take the name of the user."""
 _MAX_LENGTH = 70
 """The longest path of the temporary folder. Libraries make sockets there, whose paths have at most 107 characters."""
 _log = logging.getLogger("safepoint")
 
 
-def protect_compile_cache(scratch: Path) -> None:
-    """Make sure that only this user can have written what the ranks find in PyTorch's folders for compiled code.
-
-    Set TMPDIR and TORCHINDUCTOR_CACHE_DIR to the usual folders or, if that is not certain, to private folders of
-    this user.
+class CompileCache:
+    """Where the ranks cache compiled code.
 
     Args:
         scratch: an existing private folder, for the case that the user has no home folder that can be written.
     """
-    usual = _usual_folder()
-    temporary = usual.parent
-    if why := _take(usual):
-        own = os.environ.get(_VARIABLE)
-        folder = Path(own) if own else _private_folder(scratch, "torchinductor")
-        temporary = _private_folder(scratch, "temporary")
-        os.environ[_VARIABLE] = str(folder)
-        _log.warning(
-            "%s %s, and PyTorch would run code that it finds there; so PyTorch caches compiled code in %s, and the "
-            "temporary folder of the ranks is %s; set TMPDIR to a folder of your own, or delete the first of these "
-            "folders if it exists",
-            printable(str(usual)),
-            why,
-            printable(str(folder)),
-            printable(str(temporary)),
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._chosen = {variable: os.environ.get(variable) for variable in _CACHES}
+        """The folders that the user has chosen."""
+        self._is_private = False
+
+    def protect(self) -> None:
+        """Make sure that only this user can have written what the ranks find in folders for compiled code.
+
+        Set TMPDIR and the variables of the caches to the usual folders or, if that is not certain, to private folders
+        of this user. Call this method before each start of the ranks.
+        """
+        if self._is_private:
+            return
+        usual = _usual_folder()
+        temporary, cache = usual.parent, usual
+        unsafe = next(
+            ((folder, why) for folder in (usual, *_named_folders(usual.parent)) if (why := _take(folder))), None
         )
-    # The folders are set in any case. Otherwise a rank would look for a temporary folder of its own, and would choose
-    # another one if this one is full at that moment (see `keep_temporary_folder`).
-    os.environ[TEMPORARY] = str(temporary)
-    cache = os.environ.get(_VARIABLE) or str(usual)
-    os.environ[_VARIABLE] = cache
-    os.environ.setdefault(_VARIABLE_OF_QUACK, os.path.join(cache, "quack"))
+        if unsafe is not None:
+            self._is_private = True
+            temporary = _private_folder(self._scratch, "temporary")
+            cache = Path(self._chosen[COMPILED_CODE[0]] or _private_folder(self._scratch, "torchinductor"))
+            folder, why = unsafe
+            _log.warning(
+                "%s %s, and PyTorch or other libraries would run code that they find there; so they cache compiled "
+                "code in %s, and the temporary folder of the ranks is %s; set TMPDIR to a folder of your own, or "
+                "delete the first of these folders if it exists",
+                printable(str(folder)),
+                why,
+                printable(str(cache)),
+                printable(str(temporary)),
+            )
+        # The folders are set in any case. Otherwise a rank would look for a temporary folder of its own, and would
+        # choose another one if this one is full at that moment (see `keep_temporary_folder`).
+        os.environ[TEMPORARY] = str(temporary)
+        cache = self._chosen[COMPILED_CODE[0]] or str(cache)
+        for variable, name in _CACHES.items():
+            os.environ[variable] = self._chosen[variable] or os.path.join(cache, name).rstrip("/")
+        if any(map(_take, _named_folders(_FIXED) or [_FIXED / "cutlass_python_cache"])):
+            os.environ.setdefault(_WITHOUT_FILES, "1")
 
 
 def _usual_folder() -> Path:
@@ -78,6 +109,14 @@ def _usual_folder() -> Path:
     except (KeyError, OSError):  # the user has no name
         user = f"uid_{os.getuid()}"
     return Path(temporary_folder(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+
+
+def _named_folders(parent: Path) -> list[Path]:
+    """The folders in `parent` that have the name of this user, as libraries determine it; empty without a name."""
+    names = {os.environ.get(variable, "") for variable in _NAMES}
+    with contextlib.suppress(KeyError):
+        names.add(pwd.getpwuid(os.getuid()).pw_name)
+    return [parent / name for name in sorted(names) if name not in {"", ".", ".."} and "/" not in name]
 
 
 def _take(folder: Path) -> str:
@@ -155,5 +194,5 @@ def _private_folder(scratch: Path, name: str) -> Path:
         if is_safe and (name != "temporary" or len(str(folder)) <= _MAX_LENGTH):
             return folder
     folder = scratch / name
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
     return folder

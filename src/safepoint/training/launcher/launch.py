@@ -11,7 +11,6 @@ torch elastic starts, monitors and restarts the ranks. The launcher changes this
 import logging
 import math
 import os
-import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory import block
 from safepoint.snapshot.protocol.channel import new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
-from safepoint.training.launcher.compile_cache import protect_compile_cache
+from safepoint.training.launcher.compile_cache import CompileCache
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
@@ -36,6 +35,7 @@ from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.outcome.rank_record import read_records
 from safepoint.training.outcome.verdict import first_failure, reach_verdict
+from safepoint.training.rank_processes.hash_seed import HashSeed
 from safepoint.training.rank_processes.template_process import TemplateProcess
 
 _log = logging.getLogger("safepoint")
@@ -73,8 +73,13 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         key = None if keeper is None else keeper.key
         settings = replace(settings, record_folder=str(folder), launcher_pid=os.getpid(), keeper=key)
         _prepare_environment(settings)
-        provide_home(folder / "home")
-        protect_compile_cache(folder)
+        cache = CompileCache(folder)
+
+        def protect_folders() -> None:
+            provide_home(folder / "home")
+            cache.protect()
+
+        protect_folders()
         template = _make_template(plan, settings, relay)
         if template is not None and plan.nproc_per_node.isdecimal():
             template.start()  # its imports run beside those of the next line
@@ -83,7 +88,9 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         from safepoint.training.launcher.agent import run_agent
 
         try:
-            outcome = run_agent(plan, settings, relay, keeper, reporter, orphans, timeline, template)
+            outcome = run_agent(
+                plan, settings, relay, keeper, reporter, orphans, timeline, template, before_start=protect_folders
+            )
         except BaseException as error:
             reporter.end(exit_code_after(error), summarize(error), limit_s=relay.report_limit_s)
             raise
@@ -129,8 +136,7 @@ def _make_template(plan: LaunchPlan, settings: RunSettings, relay: SignalRelay) 
     """The process from which the ranks are copied, not started yet; None if the ranks are started one by one."""
     if not settings.preload or not sys.platform.startswith("linux"):
         return None
-    # Strings have one order in sets for all ranks and all restarts, in whichever way the ranks are started.
-    os.environ.setdefault("PYTHONHASHSEED", str(secrets.randbelow(2**32)))
+    HashSeed(program=plan.program, is_module=plan.is_module).choose()
     plan.set_default_threads()
     return TemplateProcess(plan.program, is_module=plan.is_module, is_stopping=lambda: bool(relay.signal))
 

@@ -5,6 +5,7 @@ the ranks, and not an object store. The store refuses programs that do not belon
 """
 
 import datetime
+import errno
 import ipaddress
 import logging
 import socket
@@ -12,7 +13,7 @@ import socket
 from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from safepoint.errors import UsageError
+from safepoint.errors import ExitCode, SafepointError, UsageError
 from safepoint.foundation import clock
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launch_plan import LaunchPlan
@@ -26,6 +27,19 @@ _DEFAULT_PORT = 29500
 _TIMEOUT_S = 600.0
 _RETRY_S = 0.2
 _MAX_REFUSALS = 50
+
+
+class NoPortError(SafepointError):
+    """Other programs of this machine use all ports from which the kernel chooses. A later start may find one."""
+
+    exit_code = ExitCode.TERMINATED_UNSAVED
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no port on 127.0.0.1 is free for the rendezvous, because other programs use all of them; no rank was "
+            "started",
+            hint="find these programs with `ss -tanp`; run the same command again when they have ended",
+        )
 
 
 class Rendezvous(RendezvousHandler):
@@ -60,6 +74,7 @@ class Rendezvous(RendezvousHandler):
 
         Raises:
             UsageError: the port is taken, node 0 cannot be reached, or node 0 refuses this node.
+            NoPortError: no port is free.
             StorageError: the nodes could not agree on a secret through their output location.
         """
         if self._store is None:
@@ -86,6 +101,8 @@ class Rendezvous(RendezvousHandler):
             elif not is_first:
                 self._join_first_node(self._server, SameUser(), _LOOPBACK)
         except OSError as error:
+            if not self._server.requested_port and not self._server.port and error.errno == errno.EADDRINUSE:
+                raise NoPortError from error
             raise UsageError(
                 f"port {self._port} cannot be used for the rendezvous: {error.strerror}; no rank was started",
                 hint="choose another port with --master-port, the same on every node",

@@ -95,6 +95,12 @@ class Training:
         """The local folder for checkpoints."""
         return self._output.root
 
+    @property
+    def run_id(self) -> str:
+        """The identifier of the run; call this after `agree`."""
+        assert self._start is not None
+        return self._start.attempt.run_id
+
     # ---- the call -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:

@@ -89,7 +89,8 @@ def _restore(birth: Birth) -> None:
     os.umask(birth.umask)
     if birth.cores and set(birth.cores) != os.sched_getaffinity(0):
         os.sched_setaffinity(0, birth.cores)
-    for name, (soft, hard) in birth.limits.items():
+    for name, limits in birth.limits.items():
+        soft, hard = (resource.RLIM_INFINITY if limit is None else limit for limit in limits)
         if resource.getrlimit(int(name)) != (soft, hard):
             resource.setrlimit(int(name), (soft, hard))
 

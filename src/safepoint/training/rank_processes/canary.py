@@ -19,6 +19,9 @@ def can_compute() -> str:
 
     Returns:
         What went wrong, as the end of a sentence; empty if the copy could compute.
+
+    Raises:
+        OSError: there is no memory for a copy, or there are too many processes.
     """
     pid = os.fork()
     if pid == 0:

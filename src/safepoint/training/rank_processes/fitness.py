@@ -19,14 +19,17 @@ DENIED = frozenset({"deepspeed", "bitsandbytes", "vllm", "ray", "tensorflow", "j
 """Packages that are known to start threads, to open devices or to read a rank's number when they are imported."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
 """Threads that may run, because their library handles a fork: that of pyarrow's allocator."""
-_EXIT_HANDLERS = frozenset(
+FIT = frozenset(
     {
         *("safepoint", "torch", "numpy", "scipy", "pandas", "pyarrow", "triton", "transformers", "accelerate"),
         *("datasets", "huggingface_hub", "fsspec", "filelock", "multiprocess", "tqdm", "trl", "peft", "matplotlib"),
     }
 )
-"""Packages whose exit handlers are harmless in a rank: they release what the rank itself has made. A handler that
-deletes what the import has made, such as a temporary folder, would take it from all other ranks."""
+"""Packages that are known to be fit.
+
+Their exit handlers are harmless in a rank: they release what the rank itself has made. A handler that deletes what
+the import has made, such as a temporary folder, would take it from all other ranks.
+"""
 _OF_ONE_RANK = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
@@ -112,7 +115,7 @@ def audited() -> Generator[Callable[[], None]]:
 
     def register_audited(function: Any, *args: Any, **kwargs: Any) -> Any:
         package = str(getattr(function, "__module__", "") or _importing()).partition(".")[0]
-        if package not in _EXIT_HANDLERS and package not in sys.stdlib_module_names:
+        if package not in FIT and package not in sys.stdlib_module_names:
             faults.append(UnfitError(package, "registers an exit handler while it is imported"))
         return register(function, *args, **kwargs)
 

@@ -1,28 +1,17 @@
 """The messages between a launcher and its template process, which bears the ranks.
 
-Each message is one frame on a pair of connected sockets that only the two processes have: the length in four bytes,
-then JSON. The launcher sends `Plan`, `Birth` and `Import`. The template answers with `Ready`, `Born`, `Stale` or
-`Unfit`.
+Each message is one frame on a pair of connected sockets that only the two processes have. The launcher sends `Plan`,
+`Birth` and `Import`. The template answers with `Ready`, `Born`, `Stale` or `Unfit`.
 """
 
-import json
-import os
-import select
 import socket
-import struct
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import Channel, ChannelError, close_all
+from safepoint.foundation.channels.codec import ProtocolError, decode, encode, parse
 
-_HEADER = struct.Struct("!I")
-_MAX_BYTES = 16 << 20
 _MAX_DESCRIPTORS = 250
-
-
-class ChannelError(Exception):
-    """The other side has closed the connection, does not answer in time, or sends what is no message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +44,15 @@ class Birth:
         folder: the working folder.
         umask: the mask of the modes of new files.
         cores: the processor cores on which the ranks may run.
-        limits: the resource limits by the number of the resource: soft and hard.
+        limits: the resource limits by the number of the resource: soft and hard; None for no limit.
     """
 
     arguments: tuple[tuple[str, ...], ...]
-    environments: tuple[dict[str, str], ...]
+    environments: tuple[Mapping[str, str], ...]
     folder: str
     umask: int
     cores: tuple[int, ...]
-    limits: dict[str, tuple[int, int]]
+    limits: Mapping[str, tuple[int | None, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +114,7 @@ Message = Plan | Birth | Import | Ready | Born | Stale | Unfit
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Plan, Birth, Import, Ready, Born, Stale, Unfit)}
 
 
-class TemplateChannel:
+class TemplateChannel(Channel):
     """One end of the connection.
 
     Args:
@@ -133,25 +122,17 @@ class TemplateChannel:
     """
 
     def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
+        super().__init__(connected, max_descriptors=_MAX_DESCRIPTORS)
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def send_message(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send a message, and descriptors of which the other side gets copies.
 
         Raises:
             ChannelError: the other side is gone.
         """
-        body = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
-        frame = _HEADER.pack(len(body)) + body
-        try:
-            sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
-            self._socket.sendall(frame[sent:])
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise ChannelError("it has ended") from error
-        except OSError as error:
-            raise ChannelError(f"it cannot be reached ({error.strerror or error})") from error
+        self.send(encode(message), descriptors)
 
-    def receive(self, limit_s: float | None = None) -> tuple[Message, list[int]]:
+    def receive_message(self, limit_s: float | None = None) -> tuple[Message, list[int]]:
         """Wait for the next message.
 
         Args:
@@ -163,79 +144,9 @@ class TemplateChannel:
         Raises:
             ChannelError: the other side is gone, did not answer in time, or sent what is no message.
         """
-        end_s = None if limit_s is None else clock.monotonic_s() + limit_s
-        descriptors: list[int] = []
+        body, descriptors = self.receive(limit_s)
         try:
-            header = self._read(_HEADER.size, end_s, descriptors)
-            (size,) = _HEADER.unpack(header)
-            if size > _MAX_BYTES:
-                raise ChannelError(f"it announced a message of {size} bytes")  # noqa: TRY301  closes the descriptors
-            return _decode(self._read(size, end_s, descriptors)), descriptors
-        except BaseException:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
-
-    def has_data(self, limit_s: float) -> bool:
-        """Wait until there is something to receive, or the other side is gone. Returns False after `limit_s`."""
-        return bool(select.select([self._socket], [], [], limit_s)[0])
-
-    def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """The descriptor of this end."""
-        return self._socket.fileno()
-
-    def _read(self, size: int, end_s: float | None, descriptors: list[int]) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            left_s = None if end_s is None else max(0.001, end_s - clock.monotonic_s())
-            try:
-                self._socket.settimeout(left_s)
-                part, new, _, _ = socket.recv_fds(
-                    self._socket, size - len(found), _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )
-            except TimeoutError as error:
-                raise ChannelError("it does not answer") from error
-            except ConnectionResetError as error:
-                raise ChannelError("it has ended") from error
-            except OSError as error:
-                raise ChannelError(f"it cannot be reached ({error.strerror or error})") from error
-            finally:
-                self._socket.settimeout(None)
-            descriptors += new
-            if not part:
-                raise ChannelError("it has ended")
-            found += part
-            if end_s is not None and clock.monotonic_s() > end_s and len(found) < size:
-                raise ChannelError("it does not answer")
-        return bytes(found)
-
-
-def _decode(body: bytes) -> Message:
-    try:
-        found: Any = json.loads(body)
-        kind = _KINDS[found.pop("kind")]
-        values = {name: _frozen(value) for name, value in found.items()}
-        message = kind(**values)
-        if all(isinstance(getattr(message, field.name), _type_of(field.type)) for field in fields(kind)):
-            return message
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ChannelError("it sent what is no message") from error
-    raise ChannelError("it sent a message with values of another type")
-
-
-def _type_of(annotation: Any) -> Any:
-    """The class of the values of a field, without the types of what a container holds."""
-    return getattr(annotation, "__origin__", annotation)
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, on all levels."""
-    if isinstance(value, list):
-        return tuple(_frozen(one) for one in cast("list[Any]", value))
-    if isinstance(value, dict):
-        return {key: _frozen(one) for key, one in cast("dict[str, Any]", value).items()}
-    return value
+            return decode(parse(body), _KINDS), descriptors
+        except ProtocolError as error:
+            close_all(descriptors)
+            raise ChannelError(f"it sent what is no message ({error})") from error

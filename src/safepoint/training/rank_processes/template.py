@@ -20,14 +20,14 @@ from types import ModuleType
 from typing import Any
 
 from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import ChannelError, close_all
 from safepoint.foundation.processes import set_name
 from safepoint.training.rank_processes.birth import be_born
 from safepoint.training.rank_processes.canary import can_compute
-from safepoint.training.rank_processes.fitness import DENIED, Fitness, UnfitError, audited
+from safepoint.training.rank_processes.fitness import DENIED, FIT, Fitness, UnfitError, audited
 from safepoint.training.rank_processes.messages import (
     Birth,
     Born,
-    ChannelError,
     Import,
     Plan,
     Ready,
@@ -79,7 +79,7 @@ def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], pre
     channel = TemplateChannel(socket.socket(fileno=int(os.environ.pop(VARIABLE))))
     set_name("safepoint-templ")
     try:
-        plan, _ = channel.receive()
+        plan, _ = channel.receive_message()
         if not isinstance(plan, Plan):
             return 1
         _die_with(plan.launcher_pid)
@@ -129,19 +129,19 @@ class Template:
         try:
             with audited() as check:
                 hook()
-                for wanted in wanted_imports(self._plan.program, is_module=self._plan.is_module):
+                for wanted in _doubtful_first(wanted_imports(self._plan.program, is_module=self._plan.is_module)):
                     if wanted.package not in self._left_out:
                         _import_wanted(wanted)
                         check()
                         self._fitness.check(wanted.package)
             self._settle()
         except UnfitError as error:
-            self._channel.send(Unfit(name=error.name, reason=error.reason))
+            self._channel.send_message(Unfit(name=error.name, reason=error.reason))
             return
-        self._channel.send(Ready(num_modules=len(sys.modules), took_s=clock.monotonic_s() - started_s))
+        self._channel.send_message(Ready(num_modules=len(sys.modules), took_s=clock.monotonic_s() - started_s))
         fault: UnfitError | None = None
         while True:
-            message, descriptors = self._channel.receive()
+            message, descriptors = self._channel.receive_message()
             try:
                 if isinstance(message, Import):
                     try:
@@ -151,8 +151,7 @@ class Template:
                 elif isinstance(message, Birth):
                     self._answer(message, descriptors, fault)
             finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                close_all(descriptors)
 
     def _settle(self) -> None:
         """Check this process after imports, and try a copy.
@@ -168,7 +167,10 @@ class Template:
         self._changes = {
             name: os.environ.get(name) for name in names if os.environ.get(name) != self._environment.get(name)
         }
-        fault = can_compute()
+        try:
+            fault = can_compute()
+        except OSError as error:
+            raise UnfitError("the template", f"cannot be copied: {error.strerror}") from error
         if fault:
             raise UnfitError("a package", fault)
         self._fitness.check("a package")
@@ -186,6 +188,8 @@ class Template:
         num_before = len(sys.modules)
         with audited() as check:
             for name in names:
+                if self._channel.has_data(0):
+                    break  # ranks that are to be born do not wait; after their first step, the launcher asks again
                 package = name.partition(".")[0]
                 if name in sys.modules or package in self._left_out or package in own:
                     continue
@@ -208,17 +212,17 @@ class Template:
                 raise UnfitError("the launcher", "sent an incomplete request")  # noqa: TRY301
             self._check(birth, descriptors)
         except UnfitError as error:
-            self._channel.send(Unfit(name=error.name, reason=error.reason))
+            self._channel.send_message(Unfit(name=error.name, reason=error.reason))
             return
         changed = self._files.changed()
         if changed is not None:
-            self._channel.send(Stale(module=changed))
+            self._channel.send_message(Stale(module=changed))
             return
         pids = self._bear(birth, descriptors)
         if pids is None:
-            self._channel.send(Unfit(name="the template", reason="could not copy itself"))
+            self._channel.send_message(Unfit(name="the template", reason="could not copy itself"))
         else:
-            self._channel.send(Born(pids=pids))
+            self._channel.send_message(Born(pids=pids))
 
     def _check(self, birth: Birth, descriptors: Sequence[int]) -> None:
         """Check whether copies would be as new processes.
@@ -273,10 +277,20 @@ class Template:
             for number in range(len(birth.arguments)):
                 pid = os.fork()
                 if pid == 0:
+                    os.close(writer)  # otherwise the template would wait for this rank if the next fork fails
                     be_born(birth, number, descriptors, self._changes, self._main)
                 os.write(writer, _PID.pack(pid))
         finally:
             os._exit(0)
+
+
+def _doubtful_first(imports: Iterable[Wanted]) -> list[Wanted]:
+    """The order in which packages are imported: torch, then those that may be unfit, then those known to be fit.
+
+    So an unfit package is found while the launcher still imports torch for itself, and the ranks, which then import
+    everything by themselves, start hardly later than without a template. Packages with compiled code may need torch.
+    """
+    return sorted(imports, key=lambda wanted: (wanted.package != "torch", wanted.package in FIT))
 
 
 def _import_wanted(wanted: Wanted) -> None:

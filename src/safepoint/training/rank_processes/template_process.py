@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from safepoint.foundation import clock
+from safepoint.foundation.channels.channel import ChannelError, close_all
 from safepoint.foundation.processes import close_in_children
 from safepoint.training.rank_processes.messages import (
     Birth,
     Born,
-    ChannelError,
     Import,
     Message,
     Plan,
@@ -105,7 +105,7 @@ class TemplateProcess:
         self._channel = TemplateChannel(own)
         self._is_ready = False
         with contextlib.suppress(ChannelError):  # the first request finds out
-            self._channel.send(self._plan)
+            self._channel.send_message(self._plan)
 
     def bear(
         self, environments: Sequence[Mapping[str, str]], streams: Sequence[tuple[int, int]], go: int
@@ -141,7 +141,7 @@ class TemplateProcess:
         """Let the template import more modules, while the ranks train. There must be one that is ready."""
         assert self._channel is not None
         try:
-            self._channel.send(Import(modules=tuple(modules)))
+            self._channel.send_message(Import(modules=tuple(modules)))
         except ChannelError as error:
             self._fail(str(error))
 
@@ -184,14 +184,14 @@ class TemplateProcess:
             folder=os.getcwd(),
             umask=_umask(),
             cores=tuple(sorted(os.sched_getaffinity(0))),
-            limits={str(number): resource.getrlimit(number) for number in _LIMITS},
+            limits={str(number): _limits_of(number) for number in _LIMITS},
         )
         try:
             if not self._is_ready:
                 self._take_ready(self._receive(_IMPORT_S))
             if not self._is_ready:
                 return None
-            self._channel.send(birth, [0, *(stream for pair in streams for stream in pair), go])
+            self._channel.send_message(birth, [0, *(stream for pair in streams for stream in pair), go])
             return self._receive(_ANSWER_S)
         except ChannelError as error:
             self._fail(str(error))
@@ -213,9 +213,8 @@ class TemplateProcess:
                 raise ChannelError("it is stopped")
             if clock.monotonic_s() > end_s:
                 raise ChannelError("it does not answer")
-        message, descriptors = self._channel.receive(_ANSWER_S)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        message, descriptors = self._channel.receive_message(_ANSWER_S)
+        close_all(descriptors)
         return message
 
     def _fail(self, reason: str) -> None:
@@ -248,6 +247,10 @@ def _umask() -> int:
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
     return 0o022
+
+
+def _limits_of(number: int) -> tuple[int | None, ...]:
+    return tuple(None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(number))
 
 
 def _is_stopped(pid: int) -> bool:

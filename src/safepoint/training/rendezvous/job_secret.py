@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ _NAME = ".safepoint/job-secret"
 _MIN_BYTES = 16
 _MAX_BYTES = 4096
 _NUM_BYTES = 32
+_IS_SECRET = re.compile(rb"[0-9a-f]{%d}" % (2 * _NUM_BYTES))
 _WRITER_S = 5.0
 _SQUASHED = 65534
 """The owner that a file server with root_squash may record for files that root writes."""
@@ -113,7 +115,14 @@ def _in_store(location: Location, environ: Mapping[str, str]) -> bytes:
     try:
         store.write(_NAME, value, condition=ABSENT)
     except ConditionError:
-        value = bytes(store.read(_NAME, length=2 * _NUM_BYTES))
+        value = bytes(store.read(_NAME, most_bytes=2 * _NUM_BYTES))
+    # Another program or a person may have written the object. With a secret that is empty or easy to guess, every
+    # machine in the network could join the job.
+    if not _IS_SECRET.fullmatch(value):
+        raise StorageError(
+            f"the object {_NAME} at {location} is not a secret that Safepoint has written; no rank was started",
+            hint=f"delete the object, find out who has written it, or set {SECRET_FILE} to a file with a secret",
+        )
     return value
 
 
@@ -152,8 +161,8 @@ def _read_private(path: Path, file_system: str) -> bytes:
         with open_regular(path) as file:  # check the open file, because another user may replace the path
             _check_private(os.fstat(file.fileno()), file_system)
             value = file.read(_MAX_BYTES + 1)
-        if len(value) == 2 * _NUM_BYTES:
+        if _IS_SECRET.fullmatch(value):
             return value
         if clock.monotonic_s() > give_up_s:
-            raise OSError(errno.EINVAL, "it is incomplete; delete it")
+            raise OSError(errno.EINVAL, "it is incomplete or changed; delete it")
         clock.sleep(0.05)

@@ -59,7 +59,8 @@ class StoreServer:
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
         """References to the tasks of connections, because the event loop itself keeps none."""
-        self._requested_port = port
+        self.requested_port = port
+        """The port that was given; 0 for any free port."""
         self._listening = listening
         self._upstream: tuple[Key | SameUser, str, int] | None = None
         self.port = 0
@@ -73,7 +74,7 @@ class StoreServer:
         """
         self._thread.start()
         listening = (
-            _bind(_LOOPBACK, self._requested_port)
+            _bind(_LOOPBACK, self.requested_port)
             if self._listening is None
             else socket.socket(fileno=self._listening)
         )

@@ -34,6 +34,7 @@ from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLim
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
+from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
@@ -136,6 +137,7 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         temporarily(random, setstate=set_python_state),
         checked_optimizers(place, *optimizers),
         checked_schedulers(place, *parts),
+        checked_scalers(place),
         checked_modules(place),
     ):
         try:

@@ -98,7 +98,7 @@ def test_a_job_on_a_cluster(config: str, on_cluster: Submit) -> None:
     assert (document["keep"], document["inputs"]["snapshot_slots"], document["inputs"]["is_mixed"]) == (3, 2, True)
     assert document["settings_from"] == "the job tiny"
     assert document["grace"]["grace_s"] == 90
-    assert "the checkpoints of tiny are in s3://bucket/run, which only pods can reach" in outcome.stderr
+    assert "the checkpoints of tiny are in s3://bucket/run, which only pods can reach" in document["warnings"][0]
     chosen = safepoint("plan", "storage", "--for", "tiny", "--on", "kind", "--optimizer", "sgd", "--json").document
     assert chosen["optimizer"] == "sgd"
 
@@ -128,7 +128,7 @@ def test_checkpoints_that_are_not_certain_are_not_used(
     monkeypatch.setattr(ClusterJobs, "inventory_of", refuse)
     outcome = safepoint("plan", "storage", config, "--for", "tiny", "--on", "kind")
     assert outcome.code == 0
-    assert "the checkpoints of tiny are not used: it is not certain where job tiny saves" in outcome.stderr
+    assert "the checkpoints of tiny are not used: it is not certain where job tiny saves" in outcome.stdout
 
 
 def test_the_events_of_a_cluster_do_not_show_what_a_job_lost(on_cluster: Submit) -> None:
@@ -154,7 +154,7 @@ def test_a_job_of_another_program_and_a_changed_record(config: str, on_cluster: 
         job["metadata"]["annotations"] = {} if text is None else {RECORD: text}
         outcome = safepoint("plan", "storage", config, "--for", "tiny", "--on", "kind", "--json")
         assert outcome.code == 0, outcome.stderr
-        assert message in outcome.stderr
+        assert message in outcome.document["warnings"][0]
         assert outcome.document["nodes"] == 3
 
 
@@ -164,7 +164,7 @@ def test_a_model_that_cannot_be_planned_does_not_stop_the_plan_of_another(config
     on_cluster(program=("train.py", "--model_name_or_path", str(unheard)))
     outcome = safepoint("plan", "storage", config, "--for", "tiny", "--on", "kind")
     assert outcome.code == 0, outcome.stderr
-    assert "the model of tiny is not used" in outcome.stderr
+    assert "the model of tiny is not used" in outcome.stdout
 
 
 @pytest.mark.parametrize("words", [("--on", "a"), ("--namespace", "b"), ("--on", "a", "--for", "arguments.json")])

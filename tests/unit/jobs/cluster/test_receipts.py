@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from safepoint.jobs.cluster.records.receipts import Receipt, read_receipt, receipt_of
+from safepoint.jobs.cluster.records.receipts import read_receipt, receipt_of
+from safepoint.jobs.model.receipts import Receipt
 
 ANSWER = {"step": 12, "name": "checkpoint-12", "digest": "a1", "size_bytes": 5, "is_read": True}
 RECEIPT = Receipt(step=12, checkpoint="pvc://c/run/checkpoint-12", digest="a1", is_read=True, was_requested=True)

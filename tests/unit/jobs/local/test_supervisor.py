@@ -523,6 +523,7 @@ class TestKilled:
         with place.history.transaction():
             supervisor._take(job)
         launchers = module.Launchers(job.spec, job_folder("a"), 1)
+        launchers.reserve_port(lambda: True)
         environ = {**os.environ, **job.spec.env}
         place.history.add_node("a", 1, launchers.start(0, environ, ()))
         launchers.start(1, environ, ())

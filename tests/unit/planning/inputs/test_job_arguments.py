@@ -1,6 +1,7 @@
 """Tests of safepoint.planning.inputs.job_arguments."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,30 @@ from safepoint.planning.inputs import JobArguments, read_job_arguments
 def test_what_arguments_say(text: str, expected: dict[str, Any]) -> None:
     if expected.get("lora_targets") == 2:
         expected["lora_targets"] = ("q_proj", "v_proj")
-    assert read_job_arguments(text.split()) == JobArguments(**expected)
+    assert replace(read_job_arguments(text.split()), notes=()) == JobArguments(**expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("--save_total_limit 0", "--save_total_limit 0 is no limit"),
+        ("--save_total_limit -4", "--save_total_limit -4 is no limit"),
+        ("--save_total_limit 2.5", "--save_total_limit 2.5 is no limit"),
+        ("--save_total_limit", "--save_total_limit is no limit"),
+        ("--use_peft --lora_r many", "--lora_r many is not the rank of an adapter"),
+        ("--optim lomo", "--optim lomo: what this optimizer keeps is not known"),
+        ("--use_peft --lora_modules_to_save lm_head", "--lora_modules_to_save lm_head: PEFT also saves"),
+        ("--deepspeed none.json", "--deepspeed none.json: this file cannot be read here"),
+    ],
+)
+def test_an_argument_that_is_not_used_is_noted(text: str, note: str) -> None:
+    (found,) = read_job_arguments(text.split()).notes
+    assert found.startswith(note)
+
+
+def test_arguments_that_are_used_have_no_note() -> None:
+    words = "--save_total_limit 3 --use_peft --lora_r 8 --optim adamw_torch --fsdp full_shard"
+    assert read_job_arguments(words.split()).notes == ()
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

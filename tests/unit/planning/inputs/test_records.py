@@ -13,6 +13,7 @@ from safepoint.planning.inputs import (
     find_optimizer,
     given_by_adapter,
     given_by_files,
+    notes_on_adapter,
     parse_layout,
     parse_parameters,
     read_arguments,
@@ -187,6 +188,71 @@ def test_the_files_of_a_checkpoint_show_its_strategy() -> None:
 def test_an_adapter_has_its_rank_and_modules() -> None:
     record: dict[str, Any] = {"r": 8, "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "base"}
     assert given_by_adapter(record) == (8, ("q_proj", "v_proj"), "base")
-    assert given_by_adapter({"r": "8", "target_modules": "all-linear", "base_model_name_or_path": 4}) == (
-        *(None, ("all-linear",), None),
+    assert given_by_adapter({"r": 8, "target_modules": "all-linear", "base_model_name_or_path": 4}) == (
+        *(8, ("all-linear",), None),
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"r": "8"}, "r = '8'"),
+        ({"r": 0}, "r = 0"),
+        ({}, "r = None"),
+        ({"r": 8, "peft_type": "IA3"}, "peft_type = 'IA3'"),
+    ],
+)
+def test_an_adapter_that_cannot_be_planned_is_refused(record: dict[str, Any], message: str) -> None:
+    """Without a rank, all weights would be planned."""
+    with pytest.raises(UsageError, match=message):
+        given_by_adapter(record)
+
+
+def test_fields_of_an_adapter_that_are_not_planned_are_noted() -> None:
+    record: dict[str, Any] = {"r": 8, "modules_to_save": ["lm_head"], "use_dora": False, "rank_pattern": {}}
+    (note,) = notes_on_adapter(record, "checkpoint-8")
+    assert note.startswith("modules_to_save = ['lm_head'] in the adapter_config.json of checkpoint-8 is not planned")
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"save_total_limit": -4}, "save_total_limit = -4"),
+        ({"save_total_limit": 0}, "save_total_limit = 0"),
+        ({"save_strategy": "no"}, "save_strategy is 'no'"),
+        ({"fsdp": "hybrid_shard auto_wrap"}, "fsdp = 'hybrid_shard auto_wrap'"),
+        ({"fsdp": ["shard_grad_op"]}, "fsdp = ['shard_grad_op']"),
+        (
+            {"deepspeed": {"zero_optimization": {"stage": 2}, "optimizer": {"type": "Lamb"}}},
+            "the DeepSpeed configuration in",
+        ),
+    ],
+)
+def test_a_value_that_changes_nothing_in_the_plan_is_noted(fields: dict[str, Any], note: str, tmp_path: Path) -> None:
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "out", **fields}))
+    (found,) = read_arguments(path).notes
+    assert found.startswith(note)
+    path.write_text(json.dumps({"output_dir": "out", "save_total_limit": 3, "fsdp": "full_shard auto_wrap"}))
+    assert read_arguments(path).notes == ()
+
+
+@pytest.mark.parametrize("value", ["3", 3.0, 2.5, True, [3]])
+def test_a_limit_of_another_type_is_refused(value: object, tmp_path: Path) -> None:
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "out", "save_total_limit": value}))
+    with pytest.raises(UsageError, match="save_total_limit = "):
+        read_arguments(path)
+
+
+def test_the_configuration_of_fsdp_may_be_a_file(tmp_path: Path) -> None:
+    """TrainingArguments also accept its path."""
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "out", "fsdp": True, "fsdp_config": "fsdp.json"}))
+    with pytest.raises(UsageError, match=r"fsdp_config 'fsdp\.json', which does not exist"):
+        read_arguments(path)
+    (tmp_path / "fsdp.json").write_text('{"state_dict_type": "FULL_STATE_DICT"}')
+    assert read_arguments(path).strategy is Strategy.FSDP_FULL
+    (tmp_path / "fsdp.json").write_text('{"state_dict_type": "LOCAL_STATE_DICT"}')
+    with pytest.raises(UsageError, match="state_dict_type = 'LOCAL_STATE_DICT'"):
+        read_arguments(path)

@@ -18,12 +18,12 @@ from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.foundation import clock
+from safepoint.foundation.channels.codec import encode
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
 from safepoint.snapshot.protocol import messages
 from safepoint.snapshot.protocol.channel import names_of, new_keeper_key
-from safepoint.snapshot.protocol.codec import encode
 from safepoint.snapshot.protocol.messages import CheckpointFacts, Hello, KeeperPlan, StagedFile
 from tests.support.keeper_messages import RANK_MESSAGES
 

@@ -7,11 +7,11 @@ from typing import TypeVar
 import pytest
 
 from safepoint.checkpoint.format.manifest import Trigger
+from safepoint.foundation.channels.channel import Channel
+from safepoint.foundation.channels.codec import encode
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.protocol import messages
 from safepoint.snapshot.protocol.bounded_dict import BoundedDict
-from safepoint.snapshot.protocol.channel import Channel
-from safepoint.snapshot.protocol.codec import encode
 from safepoint.snapshot.protocol.messages import Outcome
 
 _Message = TypeVar("_Message", bound=messages.RankMessage)
@@ -26,9 +26,7 @@ class Other:
         self.receive(messages.LendBlock)
 
     def receive(self, kind: type[_Message]) -> _Message:
-        received = self._channel.receive()
-        assert received is not None
-        message = messages.decode_rank_message(received[0])
+        message = messages.decode_rank_message(self._channel.receive()[0])
         assert isinstance(message, kind)
         return message
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.foundation.channels.channel import Channel
 from safepoint.snapshot.memory.block import PAGE_BYTES, Block
-from safepoint.snapshot.protocol.channel import Channel
 from tests.support.memory import shared_files
 
 
@@ -85,9 +85,7 @@ def test_another_process_sees_the_same_memory() -> None:
     block.write(0, b"from here")
     child = os.fork()
     if child == 0:
-        received = Channel(theirs).receive()
-        assert received is not None
-        body, [descriptor] = received
+        body, [descriptor] = Channel(theirs).receive()
         other = Block(7, descriptor, int(body))
         is_same = bytes(other.view(0, 9)) == b"from here"
         other.write(PAGE_BYTES, b"from there")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepoint.snapshot.protocol.codec import ProtocolError, encode
+from safepoint.foundation.channels.codec import ProtocolError, encode
 from safepoint.snapshot.protocol.messages import (
     VERSION,
     Hello,

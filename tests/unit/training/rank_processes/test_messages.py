@@ -7,10 +7,10 @@ import struct
 
 import pytest
 
+from safepoint.foundation.channels.channel import ChannelError
 from safepoint.training.rank_processes.messages import (
     Birth,
     Born,
-    ChannelError,
     Import,
     Message,
     Plan,
@@ -27,7 +27,7 @@ BIRTH = Birth(
     folder="/",
     umask=0o22,
     cores=(0, 3),
-    limits={"7": (10, -1)},
+    limits={"7": (10, None)},
 )
 
 
@@ -55,10 +55,10 @@ def test_messages_arrive_as_they_were_sent(message: Message) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            one.send(message)
+            one.send_message(message)
         finally:
             os._exit(0)
-    assert other.receive(60 * PATIENCE) == (message, [])
+    assert other.receive_message(60 * PATIENCE) == (message, [])
     os.waitpid(pid, 0)
     one.close()
     other.close()
@@ -68,8 +68,8 @@ def test_descriptors_come_with_their_message() -> None:
     """The receiver gets copies, which lead to the same file."""
     one, other, _ = connected()
     reader, writer = os.pipe()
-    one.send(BIRTH, [writer, writer])
-    message, descriptors = other.receive(60 * PATIENCE)
+    one.send_message(BIRTH, [writer, writer])
+    message, descriptors = other.receive_message(60 * PATIENCE)
     assert message == BIRTH
     assert len(descriptors) == 2
     os.write(descriptors[1], b"x")
@@ -84,20 +84,20 @@ def test_descriptors_come_with_their_message() -> None:
     "garbage",
     [
         b"\xff" * 64,
-        struct.pack("!I", 3) + b"abc",
-        struct.pack("!I", 2) + b"[]",
+        struct.pack("<II", 3, 0) + b"abc",
+        struct.pack("<II", 2, 0) + b"[]",
         *(
-            struct.pack("!I", len(body := json.dumps(document).encode())) + body
+            struct.pack("<II", len(body := json.dumps(document).encode()), 0) + body
             for document in (
-                {"kind": "Born"},
-                {"kind": "Born", "pids": 3},
-                {"kind": "Born", "pids": [], "more": 1},
-                {"kind": "Nothing"},
-                {"kind": ["Born"]},
-                {"kind": "Ready", "num_modules": "many", "took_s": 1.0},
+                {"type": "Born"},
+                {"type": "Born", "pids": 3},
+                {"type": "Born", "pids": [], "more": 1},
+                {"type": "Nothing"},
+                {"type": ["Born"]},
+                {"type": "Ready", "num_modules": "many", "took_s": 1.0},
             )
         ),
-        struct.pack("!I", 50_000) + b"[" * 50_000,
+        struct.pack("<II", 50_000, 0) + b"[" * 50_000,
     ],
 )
 def test_garbage_is_no_message(garbage: bytes) -> None:
@@ -106,7 +106,7 @@ def test_garbage_is_no_message(garbage: bytes) -> None:
     before = len(os.listdir("/proc/self/fd"))
     socket.send_fds(raw, [garbage], [0])
     with pytest.raises(ChannelError, match="it "):
-        one.receive(60 * PATIENCE)
+        one.receive_message(60 * PATIENCE)
     assert len(os.listdir("/proc/self/fd")) == before
     one.close()
     other.close()
@@ -115,12 +115,12 @@ def test_garbage_is_no_message(garbage: bytes) -> None:
 def test_a_half_message_ends_with_its_sender_or_its_time() -> None:
     """The receiver never waits for longer than it was given."""
     one, other, raw = connected()
-    raw.send(struct.pack("!I", 100) + b"half")
+    raw.send(struct.pack("<II", 100, 0) + b"half")
     with pytest.raises(ChannelError, match="does not answer"):
-        one.receive(0.05)
+        one.receive_message(0.05)
     other.close()
     with pytest.raises(ChannelError, match="it has ended"):
-        one.receive(60 * PATIENCE)
+        one.receive_message(60 * PATIENCE)
     with pytest.raises(ChannelError, match="it has ended"):
-        one.send(Stale(module="x"))
+        one.send_message(Stale(module="x"))
     one.close()

@@ -13,18 +13,18 @@ from safepoint.training.rank_processes.template_process import TemplateProcess
 _READY = """
 import json, os, socket, struct, sys, time
 link = socket.socket(fileno=int(os.environ["SAFEPOINT_TEMPLATE"]))
-def send(**message):
-    body = json.dumps(message).encode()
-    link.sendall(struct.pack("!I", len(body)) + body)
+def send(kind, **message):
+    body = json.dumps({"type": kind, **message}).encode()
+    link.sendall(struct.pack("<II", len(body), 0) + body)
 def read(size):
     found = b""
     while len(found) < size:
         found += link.recv(size - len(found))
     return found
 def receive():
-    (size,) = struct.unpack("!I", read(4))
+    size, _ = struct.unpack("<II", read(8))
     return json.loads(read(size))
-assert receive()["kind"] == "Plan"
+assert receive()["type"] == "Plan"
 """
 
 
@@ -52,14 +52,14 @@ def bear(template: TemplateProcess) -> tuple[int, ...] | None:
     ("code", "reason"),
     [
         ("link.sendall(b'\\xff' * 4096); time.sleep(600)", "it announced a message of 4294967295 bytes"),
-        ("link.sendall(struct.pack('!I', 5) + b'hello'); time.sleep(600)", "it sent what is no message"),
+        ("link.sendall(struct.pack('<II', 5, 0) + b'hello'); time.sleep(600)", "it sent what is no message"),
         ("sys.exit(3)", "it has ended"),
-        ("send(kind='Born', pids=[1]); time.sleep(600)", "it sent a message that does not fit"),
+        ("send('Born', pids=[1]); time.sleep(600)", "it sent a message that does not fit"),
         (
-            "send(kind='Ready', num_modules=1, took_s=1.0); receive(); send(kind='Born', pids=[]); receive()",
+            "send('Ready', num_modules=1, took_s=1.0); receive(); send('Born', pids=[]); receive()",
             "not fit",
         ),
-        ("send(kind='Ready', num_modules=1, took_s=1.0); receive(); sys.exit(3)", "it has ended"),
+        ("send('Ready', num_modules=1, took_s=1.0); receive(); sys.exit(3)", "it has ended"),
     ],
 )
 def test_a_template_that_fails_is_replaced_twice(
@@ -84,7 +84,7 @@ def test_a_template_that_does_not_answer_is_given_up(
 ) -> None:
     """After a limit, or at once if it is stopped."""
     monkeypatch.setattr(template_process, "_ANSWER_S", 0.2)
-    one = template("send(kind='Ready', num_modules=1, took_s=1.0); time.sleep(600)")
+    one = template("send('Ready', num_modules=1, took_s=1.0); time.sleep(600)")
     assert bear(one) is None
     assert "it does not answer" in caplog.records[-1].getMessage()
     one = template("import signal; os.kill(os.getpid(), signal.SIGSTOP)")
@@ -96,7 +96,7 @@ def test_an_unfit_template_is_not_replaced(
     template: Callable[..., TemplateProcess], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next one would be as unfit; the line names the package."""
-    one = template("send(kind='Unfit', name='ray', reason='has started a thread'); time.sleep(600)")
+    one = template("send('Unfit', name='ray', reason='has started a thread'); time.sleep(600)")
     assert bear(one) is None
     one.start()
     assert one.pid is None
@@ -116,9 +116,7 @@ def test_after_a_stop_request_nothing_is_waited_for(
 
 def test_more_imports_wait_for_a_template_that_is_ready(template: Callable[..., TemplateProcess]) -> None:
     """The launcher asks again and again, and never waits."""
-    code = (
-        "time.sleep(0.2); send(kind='Ready', num_modules=1, took_s=1.0); print(receive()['modules']); time.sleep(600)"
-    )
+    code = "time.sleep(0.2); send('Ready', num_modules=1, took_s=1.0); print(receive()['modules']); time.sleep(600)"
     one = template(code)
     assert one.becomes_ready() is False, "there is none"
     one.start()

@@ -2,6 +2,7 @@
 
 import typer
 
+from safepoint.cli.commands.plan.command import PlanCommand
 from safepoint.cli.commands.plan.cost import cost
 from safepoint.cli.commands.plan.interval import interval
 from safepoint.cli.commands.plan.simulate import simulate
@@ -13,7 +14,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("storage")(storage)
-app.command("interval")(interval)
-app.command("cost")(cost)
-app.command("simulate")(simulate)
+app.command("storage", cls=PlanCommand)(storage)
+app.command("interval", cls=PlanCommand)(interval)
+app.command("cost", cls=PlanCommand)(cost)
+app.command("simulate", cls=PlanCommand)(simulate)

@@ -9,6 +9,7 @@ import typer
 from safepoint.answers.costs import cost_document, history_of
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
+from safepoint.cli.commands.plan.formats import aligned, hours_text, money_text, percent_text, remarks, time_text
 from safepoint.cli.commands.plan.options import (
     Announced,
     Json,
@@ -22,11 +23,12 @@ from safepoint.cli.commands.plan.options import (
     refuse_ignored,
     time,
 )
+from safepoint.cli.commands.plan.ranges import cost_warnings, endless_note
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.estimates.interval import SHORTEST_STEP_S, Interruptions
 from safepoint.foundation import clock
-from safepoint.foundation.units import format_duration, plural
+from safepoint.foundation.units import plural
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.planning.costs import JobHistory, Loss, Situation, example_of_article, losses
 
@@ -58,29 +60,40 @@ def cost(
         typer.Option(
             "--for",
             metavar="JOB",
-            help="Compute what this job lost, from its history, and what it would have lost otherwise.",
+            help="Compute what this job lost, from its history, and what it would have lost with other saves.",
             autocompletion=complete_job,
-            show_default="no job: a month under each policy is computed",
+            show_default="a month under each policy",
         ),
     ] = None,
-    price: Annotated[float, typer.Option(metavar="NUMBER", help="Price of an hour of all machines together.")] = 0.0,
+    price: Annotated[
+        float, typer.Option(metavar="NUMBER", help="Price of an hour of all machines together, in any currency.")
+    ] = 0.0,
     interruptions: Annotated[
-        str, typer.Option(metavar="RATE", help="Interruptions of the job, of any kind, such as 4/week.")
+        str, typer.Option(metavar="RATE", help="How often the job is interrupted, for any reason, such as 4/week.")
     ] = "4/week",
     announced: Announced = 1.0,
     ranks_only: RanksOnly = 0.0,
-    job: Annotated[str, time("How long the job trains without interruptions.")] = "72h",
+    job: Annotated[str, time("Time that the training would take without interruptions.")] = "72h",
     interval: Annotated[
         str | None,
-        time("Training time between periodic saves.", otherwise="the best interval of each policy; with --for: 1h"),
+        time(
+            "Training time between two periodic saves.", otherwise="the best interval of each policy; with --for: 1h"
+        ),
     ] = None,
-    blocking: Annotated[str, time("How long a periodic save takes if training waits for it.")] = "10m",
-    stall: Annotated[str, time("For how long a save of Safepoint delays training.")] = "0.01s",
-    durable: Annotated[str, time("From the beginning of such a save until it is durable.")] = "10m",
-    notice_save: Annotated[str, time("From SIGTERM until the save is durable.")] = "10m",
+    blocking: Annotated[
+        str, time('Time that a save takes if the training waits for it (the two policies "periodic").')
+    ] = "10m",
+    stall: Annotated[str, time("Time for which a save of Safepoint delays the training.")] = "0.01s",
+    durable: Annotated[
+        str, time("Time from the beginning of a save of Safepoint until the checkpoint is complete.")
+    ] = "10m",
+    notice_save: Annotated[str, time("Time from SIGTERM until the checkpoint is complete.")] = "10m",
     restart: Restart = "0s",
     example: Annotated[
-        bool, typer.Option("--example", help="Print the example of Red Hat's article, as stated and as computed.")
+        bool,
+        typer.Option(
+            "--example", help="Print the example of Red Hat's article: its figures, and the same computed here."
+        ),
     ] = False,
     on: OnOfJob = None,
     namespace: Namespace = None,
@@ -88,9 +101,12 @@ def cost(
 ) -> None:
     """Compute what interruptions cost, in hours and money.
 
-    Without --for, the command compares a month under four policies: no checkpoints, periodic checkpoints, periodic
-    checkpoints and a save on SIGTERM (JIT), and Safepoint's snapshots with JIT. The defaults are those of Red Hat's
-    article on just-in-time checkpoints. Money has the currency of --price.
+    Without --for, the command compares a month under four policies: no checkpoints; periodic checkpoints; periodic
+    checkpoints and a save on SIGTERM (JIT, just in time); and Safepoint's snapshots in memory with JIT. The defaults
+    are those of Red Hat's article on just-in-time checkpoints. Money has the currency of --price.
+
+    Exit codes: 0 the costs are printed; 2 an option is invalid, or no work would survive; 10 there is no such job, or
+    it has not trained.
     """
     amount("--price", price)
     interval_s = None if interval is None else duration("--interval", interval, least_s=0.001)
@@ -135,7 +151,9 @@ def cost(
         )
     per_s = per_second("--interruptions", interruptions)
     if per_s == 0:
-        raise UsageError("--interruptions is 0: nothing is lost", hint="for example --interruptions 4/week")
+        raise UsageError(
+            "--interruptions is 0: nothing is lost; nothing was computed", hint="for example --interruptions 4/week"
+        )
     stall_s = duration("--stall", stall)
     durable_s = duration("--durable", durable)
     if durable_s < stall_s:
@@ -155,9 +173,11 @@ def cost(
         durable_s=durable_s,
     )
     found = losses(situation)
-    notes = [
-        f"{loss.policy}: the interval is {format_duration(loss.interval_s)} in place of {interval}: a save is "
-        "durable so long after its stall (--durable), and the next one waits for that"
+    warnings = cost_warnings(situation, found)
+    notes = endless_note(found, situation)
+    notes += [
+        f"{loss.policy}: the interval is {time_text(loss.interval_s)} in place of {interval}: each save waits until "
+        "the one before it is durable (--durable)"
         for loss in found
         if interval_s is not None and interval_s < loss.interval_s < math.inf
     ]
@@ -165,29 +185,40 @@ def cost(
         "price_per_hour": price,
         "inputs": asdict(situation),
         "policies": [_document(loss) for loss in found],
+        "warnings": warnings,
         "notes": notes,
     }
-    head = ("POLICY", "SAVES EVERY", "PRODUCTIVE", "HOURS LOST IN A MONTH", "MONEY LOST IN A MONTH")
+    head = ("POLICY", "SAVES EVERY", "ETTR", "HOURS LOST IN A MONTH", "MONEY LOST IN A MONTH")
     rows = [
         [
             loss.policy,
             _interval(loss.interval_s),
-            f"{100 * loss.productive:.2f} %",
-            f"{loss.hours:.1f}",
-            f"{loss.money:,.0f}" if price else "-",
+            percent_text(loss.productive),
+            hours_text(loss.hours),
+            money_text(loss.money) if price else "-",
         ]
         for loss in found
     ]
     unused = () if announced else {"notice_save"}
-    lines = [*table(head, rows), "", f"inputs  {inputs_line(context, leave_out=unused)}"]
-    lines += [f"note    {note}" for note in notes]
+    notes += [] if price else ["without --price, no money is computed"]
+    lines = [
+        *table(head, rows),
+        "",
+        *aligned(
+            [
+                ["ETTR", "effective training time ratio: the share of the time that is productive work"],
+                ["inputs", inputs_line(context, leave_out=unused)],
+            ]
+        ),
+        *remarks(warnings, notes),
+    ]
     print_answer(as_json, document, lines)
 
 
 def _interval(seconds: float) -> str:
     if math.isinf(seconds):
         return "-"
-    return "each step" if seconds <= SHORTEST_STEP_S else format_duration(seconds)
+    return "each step" if seconds <= SHORTEST_STEP_S else time_text(seconds)
 
 
 def _document(loss: Loss) -> dict[str, Any]:
@@ -206,33 +237,43 @@ def _document(loss: Loss) -> dict[str, Any]:
 
 def _print_example(as_json: bool) -> None:
     figures = example_of_article()
-    rows = [[one.what, f"{one.stated:,.0f}", f"{one.computed:,.2f}", one.difference] for one in figures]
+    rows = [[one.what, f"${one.stated:,.0f}", f"${money_text(one.computed)}", one.difference] for one in figures]
     document = {
         "figures": [
             {"what": one.what, "stated": one.stated, "computed": one.computed, "difference": one.difference}
             for one in figures
         ]
     }
-    print_answer(as_json, document, table(("AT 55 $ AN HOUR", "STATED $", "COMPUTED $", "DIFFERENCE"), rows))
+    print_answer(as_json, document, table(("AT $55 AN HOUR", "STATED", "COMPUTED", "DIFFERENCE"), rows))
 
 
 def _print_history(name: str, history: JobHistory, price: float, interval_s: float, *, as_json: bool) -> None:
     hourly = price / 3600
-    document = cost_document(name, history, price=price, interval_s=interval_s)
+    notes: list[str] = []
+    if interval_s >= history.trained_s:
+        notes.append(
+            f"--interval ({time_text(interval_s)}) is not shorter than the training "
+            f"({time_text(history.trained_s)}): the policy that the job is compared with makes no save"
+        )
+    document: dict[str, Any] = {
+        **cost_document(name, history, price=price, interval_s=interval_s),
+        "warnings": [],
+        "notes": notes,
+    }
     kinds: dict[str, float] = document["seconds"]
-    every = format_duration(interval_s)
+    every = time_text(interval_s)
     texts = (
         ("work that was lost", "lost"),
-        ("until the ranks trained again", "down"),
-        ("lost work without checkpoints, at least", "without_checkpoints"),
-        ("  saved, against that", "saved"),
-        (f"lost work with a save every {every} and no JIT", "with_interval"),
-        ("  saved, against that", "saved_against_interval"),
+        ("time until the ranks trained again", "down"),
+        ("work lost without checkpoints, at least", "without_checkpoints"),
+        ("  how much less was lost in fact", "saved"),
+        (f"work lost with a save every {every} and no JIT", "with_interval"),
+        ("  how much less was lost in fact", "saved_against_interval"),
     )
-    rows = [[text, _signed(kinds[kind]), f"{kinds[kind] * hourly:,.2f}" if price else "-"] for text, kind in texts]
+    rows = [[text, _signed(kinds[kind]), money_text(kinds[kind] * hourly) if price else "-"] for text, kind in texts]
     count = plural(len(history.interruptions), "interruption")
     lines = [
-        f"{name} trained for {format_duration(history.trained_s)}, with {count}:",
+        f"{name} trained for {time_text(history.trained_s)}, with {count}:",
         *table(("", "TIME", "MONEY"), rows),
     ]
     if history.interruptions:
@@ -240,16 +281,19 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
             [
                 clock.as_utc(past.time_s),
                 str(past.cause),
-                format_duration(past.trained_s),
-                format_duration(past.lost_s),
-                format_duration(past.down_s),
+                time_text(past.trained_s),
+                time_text(past.lost_s),
+                time_text(past.down_s),
+                time_text(past.waiting_s),
             ]
             for past in history.interruptions
         ]
-        lines += ["", *table(("INTERRUPTED", "CAUSE", "HAD TRAINED", "LOST", "DOWN"), past_rows)]
+        lines += ["", *table(("INTERRUPTED", "CAUSE", "HAD TRAINED", "LOST", "DOWN", "WAITED"), past_rows)]
+    if notes:
+        lines += ["", *remarks([], notes)]
     print_answer(as_json, document, lines)
 
 
 def _signed(seconds: float) -> str:
     """The duration; a negative one, if another policy had lost less, has its sign."""
-    return f"-{format_duration(-seconds)}" if seconds < 0 else format_duration(seconds)
+    return f"-{time_text(-seconds)}" if seconds < 0 else time_text(seconds)

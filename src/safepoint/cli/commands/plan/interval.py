@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from safepoint.cli.commands.plan.formats import aligned, percent_text, remarks, time_text
 from safepoint.cli.commands.plan.options import (
     Announced,
     Json,
@@ -19,6 +20,7 @@ from safepoint.cli.commands.plan.options import (
     time,
     write_picture,
 )
+from safepoint.cli.commands.plan.ranges import interval_warnings
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import UsageError
 from safepoint.estimates.interval import (
@@ -30,8 +32,7 @@ from safepoint.estimates.interval import (
     productive_share,
     young_s,
 )
-from safepoint.foundation.units import format_duration
-from safepoint.planning.pictures import Axis, Curve, curves
+from safepoint.planning.pictures import Axis, Curve, Mark, curves, rising_ticks
 
 _FACTORS = (1 / 8, 1 / 4, 1 / 2, 1 / math.sqrt(2), 1.0, math.sqrt(2), 2.0, 4.0, 8.0)
 _POINTS = 60
@@ -39,43 +40,52 @@ _POINTS = 60
 
 def interval(
     context: typer.Context,
-    mtbf: Annotated[str, time("Mean time between interruptions of any kind, such as 4h.")],
-    stall: Annotated[str, time("For how long a save delays training, such as 0.01s or 2m.")],
+    mtbf: Annotated[str, time("Mean time between two interruptions of the job, of any kind, such as 4h.")],
+    stall: Annotated[str, time("Time for which a save delays the training, such as 0.01s or 2m.")],
     durable: Annotated[
-        str | None, time("From the beginning of a save until it is durable.", otherwise="the same as --stall")
+        str | None,
+        time(
+            "Time from the beginning of a save until the checkpoint is complete on the disk or in the store.",
+            otherwise="the same as --stall",
+        ),
     ] = None,
     copied: Annotated[
         str | None,
         time(
-            "From the beginning of a save until its snapshot in memory is complete.", otherwise="the same as --stall"
+            "Time from the beginning of a save until its snapshot in memory is complete.",
+            otherwise="the same as --stall",
         ),
     ] = None,
     restart: Restart = "0s",
     notice_restart: Annotated[
         str | None,
-        time("The same after an announced interruption, with the save on SIGTERM.", otherwise="as --restart"),
+        time("Replaces --restart for announced interruptions, with the save on SIGTERM.", otherwise="as --restart"),
     ] = None,
     ranks_restart: Annotated[
-        str | None, time("The same after an interruption of the ranks only.", otherwise="as --restart")
+        str | None, time("Replaces --restart for interruptions of the ranks only.", otherwise="as --restart")
     ] = None,
     snapshot_every: Annotated[
         str | None,
         time(
-            "Work between two snapshots in memory that do not become checkpoints.",
+            "Training time between two snapshots that stay in memory and do not become checkpoints.",
             otherwise="only saves take snapshots",
         ),
     ] = None,
-    snapshot_stall: Annotated[str, time("For how long such a snapshot delays training.")] = "0s",
+    snapshot_stall: Annotated[str, time("Time for which such a snapshot delays the training.")] = "0s",
     announced: Announced = 0.0,
     ranks_only: RanksOnly = 0.0,
     svg: Svg = None,
     as_json: Json = False,
 ) -> None:
-    """Compute the best time between checkpoints, and what other times cost.
+    """Compute the best time between two checkpoints.
 
-    Times have a unit: s, m, h or d. The best interval is exact for exponential times between interruptions. An
-    announced interruption loses nothing, one of the ranks only loses the work since the newest snapshot, and any
-    other the work since the newest durable checkpoint.
+    The answer also has the time that is lost with other intervals. Times have a unit: s, m, h or d. The best interval
+    is exact if interruptions come at random with a constant rate. An announced interruption loses no work. An
+    interruption that ends training processes only (--ranks-only) loses the work since the newest snapshot in memory.
+    Any other interruption loses the work since the newest complete checkpoint.
+
+    Exit codes: 0 the plan is printed; 2 an option is invalid, or no work would survive; 13 the picture cannot be
+    written.
     """
     stall_s = duration("--stall", stall)
     texts = {"durable": durable, "copied": copied}
@@ -87,26 +97,32 @@ def interval(
                 "save",
                 hint=f"give at least {stall}, or leave --{name} out",
             )
+    durable_s, copied_s = after_stall["durable"], after_stall["copied"]
+    if durable_s is not None and copied_s is not None and copied_s > durable_s:
+        raise UsageError(
+            f"--copied {copied} is longer than --durable {durable}, but a save is written from its snapshot",
+            hint=f"give at most {durable} for --copied",
+        )
     check_shares(announced, ranks_only)
     if snapshot_every is None:
         refuse_ignored(
             context,
             {"snapshot_stall": "--snapshot-stall"},
-            "for --snapshot-every, and there is none",
+            "for --snapshot-every, which is not given",
             "add --snapshot-every, such as --snapshot-every 30s",
         )
     if not ranks_only:
         refuse_ignored(
             context,
             {"ranks_restart": "--ranks-restart", "copied": "--copied"},
-            "for interruptions of the ranks only, and there are none",
+            "for interruptions of the ranks only, and --ranks-only is 0",
             "add --ranks-only, such as --ranks-only 0.5",
         )
     if not announced:
         refuse_ignored(
             context,
             {"notice_restart": "--notice-restart"},
-            "for announced interruptions, and there are none",
+            "for announced interruptions, and --announced is 0",
             "add --announced, such as --announced 0.5",
         )
     times = SaveTimes(
@@ -132,6 +148,13 @@ def interval(
     middle_s = best_s if is_regular else max(interruptions.between_s, times.durable_lag_s)
     rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
     rows = [row for row in rows if row["interval_s"] >= times.durable_lag_s * (1 - 1e-9)]
+    warnings = interval_warnings(times, interruptions, best_s, at_best)
+    notes: list[str] = []
+    if len(rows) < len(_FACTORS):
+        notes.append(
+            f"no interval is shorter than {time_text(times.durable_lag_s)}: each save waits until the one before it "
+            "is durable"
+        )
     document: dict[str, Any] = {
         "inputs": {**asdict(interruptions), **asdict(times)},
         "best_interval_s": best_s if is_regular else None if math.isinf(best_s) else 0.0,
@@ -139,17 +162,15 @@ def interval(
         "young_s": young_s(stall_s, interruptions.between_s),
         "daly_s": daly_s(stall_s, interruptions.between_s),
         "intervals": rows,
+        "warnings": warnings,
+        "notes": notes,
     }
     unused = {"snapshot_stall"} if snapshot_every is None else ()
     lines = _lines(document, rows, inputs_line(context, leave_out=unused))
-    if len(rows) < len(_FACTORS):
-        lines += [
-            "",
-            f"no interval is shorter than {_time(times.durable_lag_s)}: a save is durable so long after its stall, "
-            "and the next one waits for that",
-        ]
+    if warnings or notes:
+        lines += ["", *remarks(warnings, notes)]
     if svg is not None:
-        document["picture"] = str(svg)
+        document["picture"] = svg
         lines += ["", write_picture(svg, _picture(best_s, middle_s, times, interruptions))]
     print_answer(as_json, document, lines)
 
@@ -165,28 +186,22 @@ def _row(interval_s: float, times: SaveTimes, interruptions: Interruptions, at_b
 
 def _lines(document: dict[str, Any], rows: list[dict[str, float]], inputs: str) -> list[str]:
     best_s = document["best_interval_s"]
-    found = {None: "never: no periodic save pays", 0.0: "after each step"}.get(best_s) or _time(best_s)
-    share_of = f"{100 * document['productive']:.3f} % of the time is productive work"
-    names = [("best interval", f"{found}; {share_of}")]
-    names += [
-        ("Young 1974", f"{_time(document['young_s'])}, for stalls alone"),
-        ("Daly 2006", f"{_time(document['daly_s'])}, for stalls alone"),
+    found = {None: "none: periodic saves gain nothing here", 0.0: "after each step"}.get(best_s) or time_text(best_s)
+    pages = [
+        ("best interval", f"{found}; {percent_text(document['productive'])} of the time is productive work (ETTR)"),
+        ("Young 1974", f"{time_text(document['young_s'])}: an approximation from --mtbf and --stall alone"),
+        ("Daly 2006", f"{time_text(document['daly_s'])}: a closer one from the same two"),
         ("inputs", inputs),
     ]
     cells = [
-        [_time(row["interval_s"]), f"{row['lost_percent']:.3f} %", f"{row['more_than_best_percent']:.3f} %"]
+        [
+            time_text(row["interval_s"]),
+            percent_text(row["lost_percent"] / 100),
+            percent_text(row["more_than_best_percent"] / 100),
+        ]
         for row in rows
     ]
-    return [
-        *(f"{name:<14} {text}" for name, text in names),
-        "",
-        *table(("INTERVAL", "LOST", "ABOVE THE BEST"), cells),
-    ]
-
-
-def _time(seconds: float) -> str:
-    """The duration; a short one, as of saves that hardly delay training, has digits that differ."""
-    return f"{1000 * seconds:.3g} ms" if 0 < seconds < 0.1 else format_duration(seconds)
+    return [*aligned(pages), "", *table(("INTERVAL", "TIME LOST", "MORE THAN AT BEST"), cells)]
 
 
 def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
@@ -194,8 +209,8 @@ def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: In
     low_s, high_s = max(middle_s / 10, times.durable_lag_s), middle_s * 10
     points_s = [low_s * (high_s / low_s) ** (number / _POINTS) for number in range(_POINTS + 1)]
     kinds = [
-        ("lost", interruptions),
-        ("lost if nothing is announced", Interruptions(between_s=interruptions.between_s)),
+        ("with these inputs", interruptions),
+        ("if each interruption loses a machine", Interruptions(between_s=interruptions.between_s)),
     ]
     series = [
         Curve(
@@ -205,17 +220,26 @@ def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: In
         for name, kind in kinds[: 2 if interruptions.announced or interruptions.ranks_only else 1]
     ]
     most = max(value for curve in series for _, value in curve.points)
-    scale = 10 ** math.floor(math.log10(most)) if most > 0 else 1.0
-    top = scale * math.ceil(most / scale) if most > 0 else 1.0
     ticks = [low_s * (high_s / low_s) ** (number / 4) for number in range(5)]
     if best_s <= SHORTEST_STEP_S:
         least = "The least is with a save after each step"
     else:
-        least = f"The least is at {_time(best_s)}" if math.isfinite(best_s) else "No periodic save pays"
+        is_finite = math.isfinite(best_s)
+        least = f"The least is at {time_text(best_s)}" if is_finite else "Periodic saves gain nothing here"
+    marks: list[Mark] = []
+    if SHORTEST_STEP_S < best_s < math.inf:
+        lost = 1 - productive_share(best_s, times, interruptions)
+        marks.append(Mark(best_s, 100 * lost, f"best: {time_text(best_s)}, {percent_text(lost)} lost"))
     return curves(
         "Time lost, by the interval between checkpoints",
         f"{least}; the scale of the intervals is logarithmic.",
-        Axis(label="interval", ticks=ticks, texts=[_time(tick) for tick in ticks], is_log=True),
-        Axis(label="% of the time", ticks=[top * number / 5 for number in range(6)]),
+        Axis(
+            label="interval between checkpoints (logarithmic)",
+            ticks=ticks,
+            texts=[time_text(tick) for tick in ticks],
+            is_log=True,
+        ),
+        Axis(label="time lost, in %", ticks=rising_ticks(0.0, most or 1.0)),
         series,
+        marks,
     )

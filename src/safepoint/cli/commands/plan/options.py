@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.errors import StorageError, UsageError
-from safepoint.foundation.files import write_atomic
+from safepoint.cli.output import write_file
+from safepoint.errors import UsageError
 from safepoint.foundation.quantities import parse_bytes, parse_duration
 
 _MOST_S = 100 * 365.25 * 86_400
@@ -63,26 +63,33 @@ def _option(metavar: str, what: str, otherwise: str | None) -> Any:
 Announced = Annotated[
     float,
     typer.Option(
-        metavar="SHARE", help="Share of the interruptions that SIGTERM announces in time for a save, from 0 to 1."
+        metavar="SHARE",
+        help="Share of the interruptions, from 0 to 1, that begin with a SIGTERM early enough for a save.",
     ),
 ]
 RanksOnly = Annotated[
     float,
     typer.Option(
         metavar="SHARE",
-        help="Share of the interruptions that end ranks only, so that the keeper still has the newest snapshot.",
+        help="Share of the interruptions, from 0 to 1, that end training processes only, and not their machine: the "
+        "newest snapshot in memory survives.",
     ),
 ]
-Restart = Annotated[str, time("From an interruption until the ranks train again.")]
+Restart = Annotated[str, time("Time from an interruption until the ranks train again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Svg = Annotated[
-    Path | None,
-    typer.Option("--svg", metavar="FILE", help="Also write a picture to this file.", show_default="no picture"),
+    str | None,  # a Path would make the current folder of an empty value
+    typer.Option(
+        "--svg",
+        metavar="FILE",
+        help="Also draw the answer, as an SVG picture in this file.",
+        show_default="no picture",
+    ),
 ]
 
 
 def inputs_line(context: typer.Context, *, leave_out: Collection[str] = ()) -> str:
-    """The values that a plan was computed with, defaults included, as `mtbf 4h, stall 2s`.
+    """The values that a plan was computed with, defaults included, as they are typed: `--mtbf 4h --stall 2s`.
 
     Args:
         context: the call.
@@ -92,9 +99,9 @@ def inputs_line(context: typer.Context, *, leave_out: Collection[str] = ()) -> s
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
         if parameter.name not in leave_out and isinstance(value, str | int | float) and not isinstance(value, bool):
-            name = max(parameter.opts, key=len).lstrip("-")
+            name = max(parameter.opts, key=len)
             found.append(f"{name} {f'{value:g}' if isinstance(value, float) else value}")
-    return ", ".join(found)
+    return " ".join(found)
 
 
 # ---- their values --------------------------------------------------------------------------------------------------
@@ -209,17 +216,11 @@ def size(option: str, text: str) -> int:
     return value
 
 
-def write_picture(path: Path, picture: str) -> str:
+def write_picture(path: str, picture: str) -> str:
     """Write the picture, and return a line about it.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: the file cannot be written, or there is something else than a file.
     """
-    data = picture.encode()
-    try:
-        write_atomic(path, data, durable=False)
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror}", hint="give another path with --svg"
-        ) from error
+    write_file(Path(path), picture.encode(), option="--svg")
     return f"the picture is in {path}"

@@ -2,7 +2,7 @@
 
 A job of this machine or of a cluster is read as far as its records go: its specification, the arguments of its
 program, its progress, and the manifest of its newest checkpoint. What the checkpoint shows counts more than the
-arguments. If a part cannot be read, there is a warning, and the plan is computed without it.
+arguments. If a part cannot be read, the answer has a warning, and is computed without that part.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from typing import Any
 from safepoint.checkpoint.local.retention import KeepNewest, parse_policies
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.cli.cluster_options import open_jobs
-from safepoint.cli.output import print_warning
 from safepoint.errors import SafepointError, UsageError
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.jobs.local.local_jobs import LocalJobs
@@ -24,6 +23,7 @@ from safepoint.planning.inputs import (
     find_model,
     given_by_adapter,
     given_by_files,
+    notes_on_adapter,
     read_arguments,
     read_job_arguments,
 )
@@ -68,19 +68,25 @@ def read_for(
 
 def _of_job(jobs: JobPlace[Any], name: str) -> tuple[Given, ModelShape | None]:
     job = jobs.job(name)
+    unknown: tuple[str, ...] = ()
     if isinstance(jobs, LocalJobs):
         record = job.spec
         settings, code = record.settings, Path(record.working_dir)
         arguments, ranks = record.program[1:], record.ranks_per_node
         uri = next((one.source for one in record.inputs if one.kind == "model"), None)
     else:
-        settings, arguments, ranks, uri = _of_cluster(jobs, job)
+        settings, arguments, ranks, uri, unknown = _of_cluster(jobs, job)
         code = None
     given, model = _of_arguments(Given(source=f"the job {job.name}"), arguments, code=code, uri=uri, name=job.name)
     progress = jobs.progress_of(job)
+    keep = _kept(settings, given.keep)
+    notes = (*unknown, *given.notes)
+    if keep is None and settings.keep:
+        notes = (*notes, f"how many checkpoints stay with --keep {settings.keep} of {job.name} is not known")
     given = dataclasses.replace(
         given,
-        keep=_kept(settings, given.keep),
+        keep=keep,
+        notes=notes,
         nodes=job.num_nodes,
         gpus=ranks,
         grace_s=job.settings.grace_s,
@@ -88,11 +94,12 @@ def _of_job(jobs: JobPlace[Any], name: str) -> tuple[Given, ModelShape | None]:
         step_s=None if progress is None else progress.step_s,
     )
     try:
-        inventory = _checkpoints_of(jobs, job)
+        inventory, hidden = _checkpoints_of(jobs, job)
+        given = dataclasses.replace(given, notes=(*given.notes, *hidden))
         return (given, model) if inventory is None else _of_checkpoint(given, model, inventory)
     except SafepointError as error:
-        print_warning(f"the checkpoints of {job.name} are not used: {error}")
-        return given, model
+        notes = (*given.notes, f"the checkpoints of {job.name} are not used: {error}")
+        return dataclasses.replace(given, notes=notes), model
 
 
 def _kept(settings: RunSettings, stated: int | None) -> int | None:
@@ -107,22 +114,30 @@ def _kept(settings: RunSettings, stated: int | None) -> int | None:
     return max(newest) if newest else stated
 
 
-def _of_cluster(jobs: JobPlace[Any], job: Job) -> tuple[RunSettings, tuple[str, ...], int | None, str | None]:
-    """The options, the arguments, the ranks and the model's address of a job on a cluster, as far as it has them."""
+def _of_cluster(
+    jobs: JobPlace[Any], job: Job
+) -> tuple[RunSettings, tuple[str, ...], int | None, str | None, tuple[str, ...]]:
+    """The options, the arguments, the ranks and the model's address of a job on a cluster, as far as it has them.
+
+    The last value has what is not known.
+    """
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
     from safepoint.jobs.cluster.records.submitted_record import read_submitted
 
     assert isinstance(jobs, ClusterJobs)
     record = read_submitted(jobs.observe(job.name).trainjob)
     if record is None:
-        print_warning(
-            f"Safepoint did not submit job {job.name}: only its number of nodes and its grace period are known"
-        )
-        return RunSettings(), (), job.ranks_per_node, None
-    if record.settings is None:
-        print_warning(f"the options in the record of job {job.name} are not valid, and not used")
+        unknown = f"Safepoint did not submit job {job.name}: only its number of nodes and its grace period are known"
+        return RunSettings(), (), job.ranks_per_node, None, (unknown,)
+    invalid = f"the options in the record of job {job.name} are not valid, and not used"
     ranks = record.ranks_per_node if record.ranks_per_node is not None else job.ranks_per_node
-    return record.settings or RunSettings(), record.arguments, ranks, record.model_uri
+    return (
+        record.settings or RunSettings(),
+        record.arguments,
+        ranks,
+        record.model_uri,
+        (invalid,) if record.settings is None else (),
+    )
 
 
 def _of_arguments(
@@ -138,6 +153,7 @@ def _of_arguments(
         is_mixed=stated.is_mixed or None,
         lora_rank=stated.lora_rank,
         lora_targets=stated.lora_targets or None,
+        notes=stated.notes,
     )
     model = stated.model
     if code is not None and model is not None and os.path.exists(code / model):
@@ -145,29 +161,28 @@ def _of_arguments(
     try:
         named = None if model is None and uri is None else find_model(model, code=code, uri=uri)
     except UsageError as error:
-        print_warning(f"the model of {name} is not used: {error}")
+        given = dataclasses.replace(given, notes=(*given.notes, f"the model of {name} is not used: {error}"))
         named = None
     return given, None if named is None else named.shape
 
 
-def _checkpoints_of(jobs: JobPlace[Any], job: Job) -> Inventory | None:
-    """The checkpoints of a job; None if they are not known yet, or only pods can reach them."""
+def _checkpoints_of(jobs: JobPlace[Any], job: Job) -> tuple[Inventory | None, tuple[str, ...]]:
+    """The checkpoints of a job; None if they are not known yet, or only pods can reach them, and then why."""
     output = jobs.output_of(job)
     if isinstance(jobs, LocalJobs):
         if output is None:
-            return None
+            return None, ()
         from safepoint.cli.location_argument import open_place
 
-        return open_place(output)[0]
+        return open_place(output)[0], ()
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
     assert isinstance(jobs, ClusterJobs)
     inventory = jobs.inventory_of(job.name)
     if inventory is None and output is not None:
-        print_warning(
-            f"the checkpoints of {job.name} are in {output}, which only pods can reach: their size is computed"
-        )
-    return inventory
+        why = f"the checkpoints of {job.name} are in {output}, which only pods can reach: their size is computed"
+        return None, (why,)
+    return inventory, ()
 
 
 def _of_checkpoint(given: Given, model: ModelShape | None, inventory: Inventory) -> tuple[Given, ModelShape | None]:
@@ -197,7 +212,8 @@ def _of_checkpoint(given: Given, model: ModelShape | None, inventory: Inventory)
     )
     if adapter is not None:
         rank, targets, base = given_by_adapter(adapter)
-        given = dataclasses.replace(given, lora_rank=rank, lora_targets=targets)
+        notes = (*given.notes, *notes_on_adapter(adapter, item.name))
+        given = dataclasses.replace(given, lora_rank=rank, lora_targets=targets, notes=notes)
         if base is not None and os.path.exists(base):
             return given, read_model(Path(base))
         return given, model

@@ -16,6 +16,7 @@ from safepoint.cli.commands.plan.storage_answer import (
     lines_of,
     notes_of,
     picture_of,
+    warnings_of,
 )
 from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError
@@ -38,25 +39,39 @@ def storage(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A model's config.json, or its folder. Without it: --params, or --for with a job.",
+            help="The config.json of a model, or the folder of a model. Not needed with --params, or with --for and "
+            "a job that names its model.",
             show_default=False,
         ),
     ] = None,
     params: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER", help="Instead of MODEL: the number of parameters, such as 70B."),
+        typer.Option(
+            metavar="NUMBER",
+            help="Instead of MODEL: the number of parameters, such as 70B. The shape of the model is estimated.",
+        ),
     ] = None,
     layers: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --params: the layers.", show_default="as in published models"),
+        typer.Option(
+            metavar="N",
+            help="With --params: the number of layers.",
+            show_default="as in published models of this size",
+        ),
     ] = None,
     hidden: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --params: the width of a layer.", show_default="as the layers need it"),
+        typer.Option(
+            metavar="N",
+            help="With --params: the width of a layer (hidden_size).",
+            show_default="computed from the parameters and the layers",
+        ),
     ] = None,
     vocabulary: Annotated[
         int | None,
-        typer.Option(metavar="N", help="With --params: the size of the vocabulary.", show_default="128256"),
+        typer.Option(
+            metavar="N", help="With --params: the number of tokens in the vocabulary.", show_default="128256"
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -70,7 +85,8 @@ def storage(
         bool | None,
         typer.Option(
             "--mixed-precision/--no-mixed-precision",
-            help="Whether the Trainer has bf16=True or fp16=True. FSDP and ZeRO then train in 32 bits.",
+            help="Whether TrainingArguments have bf16=True or fp16=True. With FSDP and ZeRO, trained weights and "
+            "optimizer states are then kept in 32 bits.",
             show_default="no",
         ),
     ] = None,
@@ -78,13 +94,17 @@ def storage(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"{', '.join(OPTIMIZERS)}, or a value of TrainingArguments.optim.",
+            help=f"Optimizer: {', '.join(OPTIMIZERS)}, or a value of TrainingArguments.optim.",
             show_default="adamw",
         ),
     ] = None,
     strategy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"{_STRATEGIES}.", show_default="ddp, or single for one process"),
+        typer.Option(
+            metavar="NAME",
+            help=f"How the GPUs share the model: {_STRATEGIES}.",
+            show_default="ddp, or single with one GPU",
+        ),
     ] = None,
     lora_rank: Annotated[
         int | None, typer.Option(metavar="RANK", help="Train a LoRA adapter of this rank.", show_default="no adapter")
@@ -93,84 +113,107 @@ def storage(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="With --lora-rank: the adapted modules, such as q_proj,v_proj, or all-linear.",
-            show_default="PEFT's default of the model",
+            help="With --lora-rank: the modules that get an adapter, such as q_proj,v_proj, or all-linear.",
+            show_default="those that PEFT chooses for the model",
         ),
     ] = None,
     quantized: Annotated[
-        bool, typer.Option("--quantized", help="With --lora-rank: the base model is in 4 bits (QLoRA).")
+        bool, typer.Option("--quantized", help="With --lora-rank: the base model is loaded in 4 bits (QLoRA).")
     ] = False,
-    nodes: Annotated[int | None, typer.Option(metavar="N", help="Pods.", show_default="1")] = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="GPUs of each pod.", show_default="1")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of nodes: pods, on Kubernetes.", show_default="1")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of GPUs of each node.", show_default="1")
+    ] = None,
     save_total_limit: Annotated[
-        int | None, typer.Option(metavar="N", help="How many checkpoints stay on the disk.", show_default="2")
+        int | None, typer.Option(metavar="N", help="Number of checkpoints that stay on the disk.", show_default="2")
     ] = None,
     store_keep: Annotated[
-        int | None, typer.Option(metavar="N", help="How many stay in the object store.", show_default="all")
+        int | None,
+        typer.Option(metavar="N", help="Number of checkpoints that stay in the object store.", show_default="all"),
     ] = None,
     grace: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Between SIGTERM and SIGKILL, such as 45s or 2m.", show_default="30s"),
+        typer.Option(
+            metavar="TIME", help="Grace period: time from SIGTERM to SIGKILL, such as 45s or 2m.", show_default="30s"
+        ),
     ] = None,
     step_time: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="A training step, which a save waits for.", show_default="0s"),
+        typer.Option(
+            metavar="TIME", help="Time of a training step: a save begins at the end of a step.", show_default="0s"
+        ),
     ] = None,
     snapshot_slots: Annotated[
         int | None,
-        typer.Option(metavar="N", help="As for `safepoint run`.", show_default="by the size of a snapshot"),
+        typer.Option(
+            metavar="N",
+            help="Number of snapshots that fit into host memory at a time, as for `safepoint run`.",
+            show_default="by the size of a snapshot",
+        ),
     ] = None,
     upload_speed: Annotated[
         str | None,
         typer.Option(
             metavar=_SPEED,
-            help="From a pod to the object store. The default is the documents' figure.",
-            show_default="68M",
+            help="Speed of an upload from a node to the object store.",
+            show_default="68M, as in OpenShift AI's documents",
         ),
     ] = None,
     download_speed: Annotated[
         str | None,
         typer.Option(
             metavar=_SPEED,
-            help="From the object store to a pod. The default is the documents' figure.",
-            show_default="479M",
+            help="Speed of a download from the object store to a node.",
+            show_default="479M, as in OpenShift AI's documents",
         ),
     ] = None,
     disk_speed: Annotated[
         str | None,
         typer.Option(
             metavar=_SPEED,
-            help="Of the disk for checkpoints. A run assumes the default before it saves.",
-            show_default="200M",
+            help="Speed at which the disk for checkpoints is written.",
+            show_default="200M, which `safepoint run` assumes until its first save",
         ),
     ] = None,
     network_speed: Annotated[
         str | None,
-        typer.Option(metavar=_SPEED, help="Between two pods. The default is 10 Gbit/s.", show_default="1250M"),
+        typer.Option(
+            metavar=_SPEED, help="Speed of the network between two nodes.", show_default="1250M, which is 10 Gbit/s"
+        ),
     ] = None,
     for_: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="JOB|FILE",
-            help="Take settings from a job and its newest checkpoint, or from TrainingArguments as JSON.",
+            help="Read the settings of a job and its newest checkpoint, or of TrainingArguments in a JSON file. "
+            "Options on the command line replace them.",
         ),
     ] = None,
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Two layouts, nodes x GPUs of each, side by side: --compare 6x1 2x3."),
+        typer.Option(
+            metavar="A B",
+            help="Compare two layouts of the same number of GPUs, each written as nodes x GPUs of each node: "
+            "--compare 6x1 2x3.",
+        ),
     ] = None,
     on: OnOfJob = None,
     namespace: Namespace = None,
     svg: Svg = None,
     as_json: Json = False,
 ) -> None:
-    """Compute what a model's checkpoints need: disks, memory, uploads and grace period.
+    """Compute the disks, memory and time for checkpoints of a model.
 
-    The sizes of checkpoints are those that a save writes with this strategy. Beside Safepoint's storage, the answer
-    has that of the formula in OpenShift AI's documents, term by term.
+    The command reads the shape of the model and no weights. It computes the size of a checkpoint with the strategy
+    and the optimizer, the disk space that a node needs, and how long a save, an upload and a resume take. OpenShift
+    AI's documents have a formula for the disk space of a pod: the answer has a row for each of its terms, with the
+    documents' value (DOCUMENTS) and what Safepoint needs (SAFEPOINT).
 
-    Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 13 the picture cannot be written.
+    Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 10 there is no such job; 13 the file of
+    --svg cannot be written.
     """
     answers = {"strategy": strategy, "optimizer": optimizer, "keep": save_total_limit, "is_mixed": mixed}
     known = {name for name, value in answers.items() if value is not None}
@@ -181,7 +224,7 @@ def storage(
         found,
         layers=_positive("--layers", layers, most=10_000),
         hidden=_positive("--hidden", hidden, most=1_000_000),
-        vocabulary=_positive("--vocabulary", vocabulary, most=100_000_000),
+        vocabulary=_positive("--vocabulary", vocabulary, most=100_000_000, least=2),
     )
     speeds = {
         "--upload-speed": upload_speed,
@@ -210,7 +253,7 @@ def storage(
     rank = _positive("--lora-rank", _or(lora_rank, given.lora_rank, 0) or lora_rank, most=1_000_000)
     if rank is None and (quantized or lora_targets is not None):
         raise UsageError(
-            f"{'--quantized' if quantized else '--lora-targets'} is for an adapter, and there is none",
+            f"{'--quantized' if quantized else '--lora-targets'} is for an adapter, and --lora-rank is not given",
             hint="add --lora-rank, such as --lora-rank 16",
         )
     if shape.is_quantized and not quantized:
@@ -255,18 +298,19 @@ def storage(
     )
     plan = plan_storage(run)
     notes = notes_of(plan, is_keep_assumed=save_total_limit is None and given.keep is None)
-    notes += _slow(speeds)
+    warnings = [*given.notes, *warnings_of(plan), *_slow(speeds)]
     if layouts is not None and given.measured_bytes is not None:
         notes.append(f"the size of the checkpoint that {given.source} has is not used: it has another layout")
-    document = document_of(plan, source=given.source, notes=notes)
-    lines = lines_of(plan, source=given.source, notes=notes)
+    document = document_of(plan, source=given.source, warnings=warnings, notes=notes)
+    lines = lines_of(plan, source=given.source, warnings=warnings, notes=notes)
     drawn = [("", plan)]
     if layouts is not None:
         pair = compare_layouts(run, *layouts)
         document = {**document, "layouts": [layout_document(one) for one in pair]}
-        lines = layout_lines(pair, notes)
+        lines = layout_lines(pair, source=given.source, warnings=warnings, notes=notes)
         drawn = [(f"{one.plan.run.nodes} x {one.plan.run.gpus}: ", one.plan) for one in pair]
     if svg is not None:
+        document = {**document, "picture": svg}
         lines += ["", write_picture(svg, picture_of(drawn))]
     print_answer(as_json, document, lines)
 
@@ -286,10 +330,10 @@ def _dtype(option: str | None, shape: ModelShape) -> str:
     return dtype_of(shape.dtype, f"{shape.source}: the type")
 
 
-def _positive(option: str, value: int | None, *, most: int) -> int | None:
-    if value is not None and not 1 <= value <= most:
+def _positive(option: str, value: int | None, *, most: int, least: int = 1) -> int | None:
+    if value is not None and not least <= value <= most:
         raise UsageError(
-            f"{option} {value} is invalid; nothing was computed", hint=f"{option} must be from 1 to {most:,}"
+            f"{option} {value} is invalid; nothing was computed", hint=f"{option} must be from {least} to {most:,}"
         )
     return value
 

@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
+from safepoint.cli.commands.plan.formats import aligned, remarks, size_text, speed_text, time_text, volume_text
 from safepoint.cli.output import table
-from safepoint.foundation.units import format_bytes, format_duration, plural
+from safepoint.foundation.units import plural
 from safepoint.planning.layouts import LayoutPlan
 from safepoint.planning.model import short_count
 from safepoint.planning.pictures import Bar, bars
 from safepoint.planning.storage import GraceFit, Pod, StoragePlan
 
-_GIB = 1 << 30
+_SHOWN_SHARE = 0.01
+_WEEK_S = 7 * 86_400
 
 
-def lines_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) -> list[str]:
-    """The plan as lines for people; `notes` are at its end."""
+def lines_of(plan: StoragePlan, *, source: str, warnings: Sequence[str] = (), notes: Sequence[str] = ()) -> list[str]:
+    """The plan as lines for people; `warnings` and `notes` are at its end."""
     run = plan.run
     others = plan.other_pod
     pages = [
@@ -23,28 +25,47 @@ def lines_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) -> li
         *([["settings from", source]] if source else []),
         ["one GPU holds", _memory(plan)],
         ["checkpoint", _checkpoint(plan)],
+        ["files", _files(plan)],
     ]
     pod = "pod" if run.nodes == 1 else f"first of {run.nodes} pods"
-    lines = [*_aligned(pages), "", *_terms(plan.first_pod, f"{pod}, with an object store".upper())]
+    lines = [*aligned(pages), "", *_terms(plan.first_pod, f"{pod}, with an object store".upper())]
     if others is not None:
         lines += ["", *_terms(others, "EACH OTHER POD")]
-    volumes = f"an emptyDir of {_gib(plan.first_pod.volume_bytes)}"
+    volumes = f"an emptyDir of {volume_text(plan.first_pod.volume_bytes)}"
     if others is not None and others.volume_bytes != plan.first_pod.volume_bytes:
-        volumes += f" in the first pod, and of {_gib(others.volume_bytes)} in each other pod"
+        volumes += f" in the first pod, and of {volume_text(others.volume_bytes)} in each other pod"
     elif others is not None:
         volumes += " in each pod"
     answers = [
         ["ask for", volumes],
-        ["or", f"a claim of {_gib(plan.claim_bytes)} that all pods share, and {_cache(plan)} in each pod"],
+        ["or", f"a claim of {volume_text(plan.claim_bytes)} that all pods share, and {_cache(plan)} in each pod"],
         ["object store", _bucket(plan)],
         ["host memory", _host_memory(plan)],
         ["upload", _upload(plan)],
         ["resume", _resume(plan)],
-        ["grace period", _grace(plan)],
+        *_grace(plan),
         ["speeds", _speeds(plan)],
     ]
-    answers += [["note", note] for note in notes]
-    return [*lines, "", *_aligned(answers)]
+    return [*lines, "", *aligned(answers), *remarks(warnings, notes)]
+
+
+def warnings_of(plan: StoragePlan) -> list[str]:
+    """What is probably a mistake in the inputs: a shape that no model has, and times of weeks."""
+    found = [plan.run.model.doubt] if plan.run.model.doubt else []
+    times = plan.times
+    for option, seconds, what in (
+        ("--disk-speed", times.claim_s, "a save"),
+        ("--upload-speed", times.upload_s, "the upload of a checkpoint"),
+        ("--download-speed", times.model_s, "the download of the model"),
+        (
+            "--network-speed",
+            times.fetch_s - plan.checkpoint_bytes / plan.run.nodes / plan.run.speeds.download,
+            "a resume",
+        ),
+    ):
+        if seconds > _WEEK_S:
+            found.append(f"{what} takes {time_text(seconds)}: check {option}, such as 68M for 68 MB/s")
+    return found
 
 
 def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
@@ -57,27 +78,25 @@ def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
     run, training = plan.run, plan.run.training
     notes: list[str] = []
     if not run.model.is_exact:
-        notes.append("the tensors follow from the number of parameters; pass the config.json for exact sizes")
+        notes.append("the tensors are estimated from the number of parameters; pass the config.json for exact sizes")
     if is_keep_assumed:
         notes.append(
-            f"N = {run.keep} is assumed: without save_total_limit (--save-total-limit) all checkpoints stay there"
+            f"N = {run.keep} is assumed; a run without save_total_limit (--save-total-limit) deletes no checkpoint"
         )
     if training.adapter:
         halves = zip(training.adapter[::2], training.adapter[1::2], strict=True)
         narrowest = min(min(first.sizes[1], second.sizes[0]) for first, second in halves)
         if _rank(plan) > narrowest:
             notes.append(
-                f"the rank {_rank(plan)} is larger than the {narrowest} rows or columns of an adapted matrix: no "
-                "adapter needs a larger rank than that"
+                f"--lora-rank {_rank(plan)} is larger than the smallest side of the adapted matrices ({narrowest}): "
+                "no adapter needs a larger rank than that"
             )
     if training.strategy.is_zero and training.optimizer.name not in {"adamw", "sgd", "sgd-momentum"}:
-        notes.append(f"ZeRO keeps {training.optimizer.moments} states of 32 bits for each trained parameter")
+        notes.append(
+            f"ZeRO keeps {plural(training.optimizer.moments, 'value')} of 32 bits for each trained parameter with "
+            f"{training.optimizer.name}, and the parameter itself in 32 bits"
+        )
     return notes
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    width = len("settings from")
-    return [f"{name.ljust(width)}  {text}" for name, text in rows]
 
 
 def _model(plan: StoragePlan) -> str:
@@ -87,11 +106,11 @@ def _model(plan: StoragePlan) -> str:
     return f"{named}; from {model.source}"
 
 
-def _training(plan: StoragePlan) -> str:
+def _training(plan: StoragePlan, *, has_layout: bool = True) -> str:
     run, training = plan.run, plan.run.training
     parts = [
         str(training.strategy),
-        f"{plural(run.nodes, 'node')} x {plural(run.gpus, 'GPU')}",
+        *([f"{plural(run.nodes, 'node')} x {plural(run.gpus, 'GPU')}"] if has_layout else []),
         training.optimizer.name,
         f"{training.dtype}{', mixed precision' * training.is_mixed}",
     ]
@@ -116,120 +135,139 @@ def _numel(sizes: Sequence[int]) -> int:
 def _memory(plan: StoragePlan) -> str:
     memory = plan.memory
     return (
-        f"weights {format_bytes(memory.weights_bytes)}, gradients {format_bytes(memory.gradients_bytes)}, "
-        f"optimizer {format_bytes(memory.optimizer_bytes)}; activations come on top"
+        f"weights {size_text(memory.weights_bytes)}, gradients {size_text(memory.gradients_bytes)}, "
+        f"optimizer {size_text(memory.optimizer_bytes)}, and activations in addition"
     )
 
 
 def _checkpoint(plan: StoragePlan) -> str:
     if plan.run.measured_bytes is not None:
-        return f"{format_bytes(plan.checkpoint_bytes)}, measured"
-    kinds = ", ".join(f"{what} {format_bytes(plan.bytes_of(what))}" for what in ("weights", "optimizer", "other"))
-    return f"{format_bytes(plan.checkpoint_bytes)}: {kinds}"
+        return f"{size_text(plan.checkpoint_bytes)}, measured"
+    kinds = ", ".join(f"{what} {size_text(plan.bytes_of(what))}" for what in ("weights", "optimizer", "other"))
+    return f"{size_text(plan.checkpoint_bytes)}: {kinds}"
+
+
+def _files(plan: StoragePlan) -> str:
+    """The kinds of files that make up most of a checkpoint; JSON has all of them."""
+    total = sum(group.total_bytes for group in plan.groups)
+    largest = [group for group in plan.groups if group.total_bytes >= _SHOWN_SHARE * total]
+    shown = [
+        f"{group.path}{f' ({group.num_files} files)' if group.num_files > 1 else ''} {size_text(group.total_bytes)}"
+        for group in largest
+    ]
+    others = sum(group.num_files for group in plan.groups if group not in largest)
+    rest = total - sum(group.total_bytes for group in largest)
+    return ", ".join([*shown, f"{plural(others, 'other file')} {size_text(rest)}"])
 
 
 def _terms(pod: Pod, head: str) -> list[str]:
-    rows = [
-        [term.name, format_bytes(term.documented_bytes), format_bytes(term.ours_bytes), term.why]
-        for term in pod.terms
-    ]
-    rows.append(["sum", format_bytes(pod.documented_bytes), format_bytes(pod.ours_bytes), ""])
+    rows = [[term.name, size_text(term.documented_bytes), size_text(term.ours_bytes), term.why] for term in pod.terms]
+    rows.append(["sum", size_text(pod.documented_bytes), size_text(pod.ours_bytes), ""])
     return table([head, "DOCUMENTS", "SAFEPOINT", "WHY"], rows)
 
 
 def _cache(plan: StoragePlan) -> str:
-    return f"{_gib(plan.cache_bytes)} for the model"
+    return f"{volume_text(plan.cache_bytes)} for the model"
 
 
 def _bucket(plan: StoragePlan) -> str:
-    each = f"{format_bytes(plan.checkpoint_bytes)} for each checkpoint"
-    final = f"{format_bytes(plan.final_bytes)} for the final model"
+    each = f"{size_text(plan.checkpoint_bytes)} for each checkpoint"
+    final = f"{size_text(plan.final_bytes)} for the final model"
     if plan.bucket_bytes is None:
-        return f"{each}, all of which stay without --store-keep; and {final}"
-    return f"{format_bytes(plan.bucket_bytes)} at most: {each}, one more while it is uploaded, and {final}"
+        return f"{each}, and {final}; without --store-keep, all checkpoints stay there"
+    return f"{size_text(plan.bucket_bytes)} at most: {each}, one more while it is uploaded, and {final}"
 
 
 def _host_memory(plan: StoragePlan) -> str:
-    size = f"{format_bytes(plan.snapshot_bytes)} for snapshots on the first node"
+    size = f"{size_text(plan.snapshot_bytes)} for snapshots on the first node"
     if plan.run.slots == 0:
-        return "none: with --snapshot-slots 0 training waits for each save"
+        return "none: with --snapshot-slots 0, the training waits for each save"
     if plan.run.nodes > 1:
-        return f"{size}, with a shared claim; with a folder in each pod training waits for each save"
-    return f"{size}, and a reserve of 5 % of the limit, on top of what the training itself needs"
+        return f"{size}, if all pods share a claim; with a folder in each pod, the training waits for each save"
+    return f"{size}, in addition to what the training needs; 5 % of the memory limit stay free"
 
 
 def _upload(plan: StoragePlan) -> str:
-    speed = f"{format_bytes(round(plan.run.speeds.upload))}/s from each pod"
-    return f"{format_duration(plan.times.upload_s)} for each checkpoint, at {speed}"
+    speed = f"{speed_text(plan.run.speeds.upload)} from each pod"
+    return f"{time_text(plan.times.upload_s)} for each checkpoint, at {speed}"
 
 
 def _resume(plan: StoragePlan) -> str:
     times = plan.times
-    fetch = f"{format_duration(times.fetch_s)} to fetch a checkpoint"
+    fetch = f"{time_text(times.fetch_s)} to fetch a checkpoint"
     if plan.run.nodes > 1:
-        fetch += f" ({format_duration(times.documented_fetch_s)} if each pod fetches all of it)"
-    speed = f"{format_bytes(round(plan.run.speeds.download))}/s"
-    return f"{format_duration(times.model_s)} to download the model, {fetch}, at {speed}"
+        fetch += f" ({time_text(times.documented_fetch_s)} if each pod fetches all of it)"
+    speed = speed_text(plan.run.speeds.download)
+    return f"{time_text(times.model_s)} to download the model, {fetch}, at {speed}"
 
 
-def _grace(plan: StoragePlan) -> str:
-    run = plan.run
-    given = f"{run.grace_s:g} s"
-    in_folder = _fit("a save to the claim needs", plan.in_folder)
-    return f"{given}: {in_folder}; {_fit('a save and its upload need', plan.in_store)}"
+def _grace(plan: StoragePlan) -> list[list[str]]:
+    usable = f"{time_text(plan.run.grace_s)}, of which a save can use {time_text(plan.in_folder.usable_s)}"
+    return [
+        ["grace period", usable],
+        ["  claim", _fit("a save", plan.in_folder)],
+        ["  emptyDir", _fit("a save and its upload", plan.in_store)],
+    ]
 
 
 def _speeds(plan: StoragePlan) -> str:
     speeds = plan.run.speeds
     names = ("upload", "download", "disk", "network")
-    shown = ", ".join(f"{name} {format_bytes(round(getattr(speeds, name)))}/s" for name in names)
-    step = f"; a step takes {format_duration(plan.run.step_s)}" if plan.run.step_s else ""
+    shown = ", ".join(f"{name} {speed_text(getattr(speeds, name))}" for name in names)
+    step = f"; a step takes {time_text(plan.run.step_s)}" if plan.run.step_s else ""
     return f"{shown}{step}"
 
 
 def _fit(what: str, fit: GraceFit) -> str:
-    needed = f"{what} {format_duration(fit.needed_s)}"
+    takes = f"{what} can take {time_text(fit.needed_s)}"
     if fit.fits:
-        return f"{needed}, which fits"
-    return f"{needed}, and {format_duration(fit.usable_s)} can be used: ask for {fit.grace_s} s"
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes // _GIB}Gi"
+        return f"{takes}, which is short enough"
+    return f"{takes}, which is too long: ask for a grace period of {fit.grace_s}s ({time_text(fit.grace_s)})"
 
 
 # ---- two layouts ---------------------------------------------------------------------------------------------------
 
 
-def layout_lines(pair: Sequence[LayoutPlan], notes: Sequence[str] = ()) -> list[str]:
-    """Two layouts side by side; `notes` are at the end."""
+def layout_lines(
+    pair: Sequence[LayoutPlan], *, source: str, warnings: Sequence[str] = (), notes: Sequence[str] = ()
+) -> list[str]:
+    """Two layouts side by side; `warnings` and `notes` are at the end."""
     first = pair[0].plan
     rows = [
-        ["model downloads, all pods", *(format_bytes(one.model_bytes) for one in pair)],
-        ["checkpoint reads at a resume", *(format_bytes(one.fetch_bytes) for one in pair)],
-        ["  if each pod reads all of it", *(format_bytes(one.documented_fetch_bytes) for one in pair)],
-        ["emptyDir of the first pod", *(_gib(one.plan.first_pod.volume_bytes) for one in pair)],
-        ["emptyDir of all pods", *(_gib(one.storage_bytes) for one in pair)],
-        ["time until the model is there", *(format_duration(one.start_s) for one in pair)],
-        ["time until a resume can begin", *(format_duration(one.resume_s) for one in pair)],
-        ["  if each pod reads all of it", *(format_duration(one.documented_resume_s) for one in pair)],
-        ["sent by a pod in each step", *(format_bytes(one.step_bytes) for one in pair)],
-        ["host memory for snapshots", *(_layout_memory(one.plan) for one in pair)],
+        ["downloads of the model by all pods", *(size_text(one.model_bytes) for one in pair)],
+        ["bytes of checkpoints that a resume reads", *(size_text(one.fetch_bytes) for one in pair)],
+        ["  if each pod reads all of it", *(size_text(one.documented_fetch_bytes) for one in pair)],
+        ["emptyDir of the first pod", *(volume_text(one.plan.first_pod.volume_bytes) for one in pair)],
+        ["emptyDir of all pods together", *(volume_text(one.storage_bytes) for one in pair)],
+        ["time to download the model", *(time_text(one.start_s) for one in pair)],
+        ["time to download model and checkpoint", *(time_text(one.resume_s) for one in pair)],
+        ["  if each pod reads all of it", *(time_text(one.documented_resume_s) for one in pair)],
+        ["bytes that a pod sends in each step", *(size_text(one.step_bytes) for one in pair)],
+        ["memory for snapshots on the first node", *(_layout_memory(one.plan) for one in pair)],
     ]
     heads = [f"{one.plan.run.nodes} x {one.plan.run.gpus} GPUS" for one in pair]
-    pages = [["model", _model(first)], ["checkpoint", _checkpoint(first)]]
-    lines = [*_aligned(pages), "", *table(["NODES X GPUS", *heads], rows)]
-    return [*lines, "", *_aligned([["note", note] for note in notes])] if notes else lines
+    pages = [
+        ["model", _model(first)],
+        ["training", _training(first, has_layout=False)],
+        *([["settings from", source]] if source else []),
+        ["checkpoint", _checkpoint(first)],
+    ]
+    speeds = first.run.speeds
+    used = f"download {speed_text(speeds.download)}, network {speed_text(speeds.network)}"
+    lines = [*aligned(pages), "", *table(["NODES X GPUS", *heads], rows), "", *aligned([["speeds", used]])]
+    return [*lines, *remarks(warnings, notes)]
 
 
 def _layout_memory(plan: StoragePlan) -> str:
-    return format_bytes(plan.snapshot_bytes)
+    return size_text(plan.snapshot_bytes)
 
 
 # ---- JSON and the picture ------------------------------------------------------------------------------------------
 
 
-def document_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) -> dict[str, Any]:
+def document_of(
+    plan: StoragePlan, *, source: str, warnings: Sequence[str] = (), notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The plan for a program. All sizes are bytes, all times seconds."""
     run, training = plan.run, plan.run.training
     return {
@@ -240,6 +278,7 @@ def document_of(plan: StoragePlan, *, source: str, notes: Sequence[str] = ()) ->
             "is_exact": run.model.is_exact,
         },
         "settings_from": source or None,
+        "warnings": [*warnings],
         "notes": [*notes],
         "strategy": str(training.strategy),
         "optimizer": training.optimizer.name,
@@ -342,17 +381,24 @@ def picture_of(drawn: Sequence[tuple[str, StoragePlan]]) -> str:
             Bar(
                 f"{prefix}documents",
                 [(_part(term.name), float(term.documented_bytes)) for term in pod.terms],
-                format_bytes(pod.documented_bytes),
+                size_text(pod.documented_bytes),
+                [size_text(term.documented_bytes) for term in pod.terms],
             ),
             Bar(
                 f"{prefix}Safepoint",
                 [(_part(term.name), float(term.ours_bytes)) for term in pod.terms],
-                format_bytes(pod.ours_bytes),
+                size_text(pod.ours_bytes),
+                [size_text(term.ours_bytes) for term in pod.terms],
             ),
         ]
     model, strategy = drawn[0][1].run.model.name, drawn[0][1].run.training.strategy
-    description = "; ".join(f"{bar.name}: {bar.label}" for bar in found)
-    return bars(f"Local storage of a pod: {model}, {strategy}", description, found)
+    description = "; ".join(
+        f"{bar.name}: {bar.label}, of which "
+        + ", ".join(f"{name} {text}" for (name, _), text in zip(bar.parts, bar.texts, strict=True))
+        for bar in found
+    )
+    pod = "a pod" if drawn[0][1].run.nodes == 1 and len(drawn) == 1 else "the first pod"
+    return bars(f"Local storage of {pod}: {model}, {strategy}", description, found)
 
 
 def _part(name: str) -> str:

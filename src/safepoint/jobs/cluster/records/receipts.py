@@ -1,55 +1,19 @@
-"""The receipt of a suspension: which checkpoint was saved, where, and what was checked.
+"""The receipt of a suspension, as a pod reports it and as an annotation keeps it.
 
 This module sends no requests.
 """
 
 import contextlib
-import dataclasses
 import json
-from dataclasses import dataclass
 from typing import Any, cast
 
 from safepoint.jobs.cluster.objects import at
 from safepoint.jobs.cluster.spec import DOMAIN
+from safepoint.jobs.model.receipts import Receipt
 
 RECEIPT = f"{DOMAIN}/receipt"
 """The annotation of a suspended TrainJob with its receipt."""
 _MOST_BYTES = 16 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """What the suspension of a job has saved.
-
-    Args:
-        step: the step of the checkpoint.
-        checkpoint: its location.
-        digest: the digest of its manifest, which has the digests of all its files.
-        is_read: whether all its files were read and compared with their digests; otherwise only their names and
-            sizes were compared.
-        was_requested: whether the save was requested before the job was suspended; otherwise the pods saved when they
-            received SIGTERM.
-        reason: why the pods saved at SIGTERM; empty if the save was requested before.
-    """
-
-    step: int
-    checkpoint: str
-    digest: str
-    is_read: bool
-    was_requested: bool
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """The receipt in a few words, for a person."""
-        how = "before the pods ended" if self.was_requested else f"at SIGTERM because {self.reason}"
-        only = "only the names and sizes of its files were compared"
-        checked = "every file was read and matches its digest" if self.is_read else only
-        return f"step {self.step} was saved in {self.checkpoint} (digest {self.digest}) {how}; {checked}"
-
-    def to_document(self) -> dict[str, Any]:
-        """The receipt as JSON values."""
-        return dataclasses.asdict(self)
 
 
 def receipt_of(document: Any, *, output: str | None, was_requested: bool, reason: str = "") -> Receipt | None:

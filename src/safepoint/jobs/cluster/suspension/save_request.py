@@ -7,9 +7,10 @@ from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import at, items, name_of
 from safepoint.jobs.cluster.pod_archive import module_command
-from safepoint.jobs.cluster.records.receipts import Receipt, receipt_of
+from safepoint.jobs.cluster.records.receipts import receipt_of
 from safepoint.jobs.cluster.state import ClusterJob, Observed, container_status, is_training_pod, node_of
 from safepoint.jobs.cluster.suspension.pod_program import run_in_pod
+from safepoint.jobs.model.receipts import Receipt
 
 _MOST_S, _IDLE_S = 900.0, 30.0
 _MODULE = "safepoint.training.launcher.save_request"

@@ -15,10 +15,11 @@ from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, W
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
-from safepoint.jobs.cluster.records.receipts import RECEIPT, Receipt, receipt_of
+from safepoint.jobs.cluster.records.receipts import RECEIPT, receipt_of
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.save_request import request_save
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
+from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import this_user
 from safepoint.jobs.model.states import JobState
 

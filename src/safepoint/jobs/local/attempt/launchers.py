@@ -1,12 +1,13 @@
 """Starts the launchers of one attempt, stops them with SIGTERM and a grace period, and reads their exit codes."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safepoint.foundation import clock, processes
 from safepoint.foundation.processes import JOB_VARIABLE
 from safepoint.jobs.local.attempt import rank_reports
 from safepoint.jobs.local.attempt.node import read_exit_code, write_plan
+from safepoint.jobs.local.attempt.steps import JobStoppedError
 from safepoint.jobs.local.slots import VISIBLE
 from safepoint.jobs.model.connections import with_keys
 from safepoint.jobs.model.records import NodeRecord
@@ -29,6 +31,7 @@ _AFTER_A_LOSS_S = 10.0
 _KILLED_LATER_S = 2.0
 """Launchers are killed this long after the end of the grace period. Until then they can kill their own ranks."""
 _GONE_WITHIN_S = 30.0
+_PORT_S = 0.5
 
 
 class Launchers:
@@ -50,6 +53,28 @@ class Launchers:
         self._asked_s: float | None = None
         self._lost_s: float | None = None
         self._port: int | None = None
+        self._listening: socket.socket | None = None
+
+    def reserve_port(self, may_continue: Callable[[], bool]) -> None:
+        """Listen at a free port, if there are several nodes. Call this before `start`.
+
+        The launcher of node 0 inherits the listening socket, so that no other user can take the port. The other
+        launchers need only the number of the port. If other programs use all ports of this machine, wait for one.
+
+        Raises:
+            JobStoppedError: `may_continue` has returned False.
+            OSError: no socket can be made, for another reason.
+        """
+        while self._spec.num_nodes > 1 and self._listening is None:
+            try:
+                self._listening = socket.create_server(("127.0.0.1", 0))
+                self._port = self._listening.getsockname()[1]
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                if not may_continue():
+                    raise JobStoppedError from error
+                clock.sleep(_PORT_S)
 
     def start(self, node: int, environ: Mapping[str, str], gpus: tuple[str, ...] | None) -> NodeRecord:
         """Start the launcher of one node.
@@ -65,13 +90,11 @@ class Launchers:
         """
         plan_file = self._plan_file(node)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
-        # The launcher of node 0 inherits the listening socket, so that no other user can take the port. The other
-        # launchers need only the number of the port.
-        listening = socket.create_server(("127.0.0.1", 0)) if self._spec.num_nodes > 1 and node == 0 else None
-        if listening is not None:
-            self._port = listening.getsockname()[1]
+        listening, self._listening = self._listening, None
         settings = replace(self._spec.settings.of_job(), job_dir=str(self._folder))
-        if rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
+        if self._spec.resume_mark is not None:  # the start that finds no mark resumes from the chosen checkpoint
+            settings = replace(settings, first_start=self._spec.resume_mark, from_scratch=False)
+        elif rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
             settings = replace(settings, has_begun=True, from_scratch=False)
         spec = self._spec
         plan = {
@@ -150,6 +173,9 @@ class Launchers:
 
     def kill(self) -> None:
         """Kill every process of the job."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
         processes.kill(processes.processes_of(self._folder))
         # Kill each launcher by its pid too, because `processes_of` may not find one that has just started.
         for node in self._nodes:

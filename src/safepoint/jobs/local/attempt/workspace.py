@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import ConflictError, UsageError
+from safepoint.foundation.environment import user_name
+from safepoint.foundation.processes import is_seeing_all
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.jobs.local.paths import cache_folder, make_private
 
 
@@ -27,12 +30,14 @@ def provide_workspace(targets: Iterable[str]) -> None:
     """Make sure that the paths `targets`, such as `/workspace/dataset`, lead to the links that `point` sets.
 
     Raises:
-        UsageError: a path exists and leads to something else, or the link cannot be made.
+        UsageError: a path exists and leads to something else, another user could change where it leads, or the link
+            cannot be made.
         StorageError: see `private_cache`.
     """
     folder = private_cache("workspace")
     for target in targets:
-        if _leads_to_link(target):
+        if _way_to_link(target) is not None:
+            _check_way(target)
             continue
         workspace = os.path.dirname(target)
         path, content = (
@@ -44,6 +49,7 @@ def provide_workspace(targets: Iterable[str]) -> None:
                 "nothing was started",
                 hint=f"move {path} away, or read the data from its own path without an initializer",
             )
+        _check_folder(path)
         try:
             os.symlink(content, path)
         except OSError as error:
@@ -67,15 +73,17 @@ def point(target: str, content: str) -> None:
 
     Raises:
         ConflictError: the link that `provide_workspace` has made was removed or replaced.
+        UsageError: another user could change where the link leads.
         StorageError: see `private_cache`.
         OSError: the link cannot be made.
     """
     private_cache("workspace")
-    if not _leads_to_link(target):
+    if _way_to_link(target) is None:
         raise ConflictError(
             f"{target} does not lead to {_link(target)} any more",
             hint=f"sudo ln -sfn {_link(target).parent} {os.path.dirname(target)}; then resume the job",
         )
+    _check_way(target)
     link = _link(target)
     new = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
     new.symlink_to(content)
@@ -87,8 +95,45 @@ def _link(target: str) -> Path:
     return cache_folder() / "workspace" / os.path.basename(target)
 
 
-def _leads_to_link(target: str) -> bool:
-    link = _link(target)
-    if os.path.realpath(os.path.dirname(target)) == os.path.realpath(link.parent):
-        return True
-    return os.path.islink(target) and os.readlink(target) == str(link)
+def _way_to_link(target: str) -> str | None:
+    """The link through which `target` leads to the link that `point` sets: `target` or its folder. None if neither
+    does."""
+    link, folder = _link(target), os.path.dirname(target)
+    if os.path.realpath(folder) == os.path.realpath(link.parent):
+        return folder
+    return target if os.path.islink(target) and os.readlink(target) == str(link) else None
+
+
+def _check_way(target: str) -> None:
+    """Check that no other user can change where `target` leads.
+
+    Another user may have made the link, with the right content. This user can replace it later, and so decide with
+    which data and from which model a job trains.
+
+    Raises:
+        UsageError: another user can do that.
+    """
+    way = _way_to_link(target)
+    if way is None:
+        return
+    owner = os.lstat(way).st_uid
+    if is_seeing_all() and owner not in {os.geteuid(), 0}:
+        raise UsageError(
+            f"{way} belongs to user {user_name(owner)}, who could let it lead to other files; nothing was started",
+            hint=f"make the link as an administrator: sudo ln -sfn {os.readlink(way)} {way}"
+            if os.path.islink(way)
+            else f"sudo chown root {way}",
+        )
+    _check_folder(way)
+
+
+def _check_folder(path: str) -> None:
+    """Raise UsageError if other users can replace the link at `path`. In a container, all processes trust each
+    other."""
+    folder = os.path.dirname(path)
+    if is_seeing_all() and may_be_replaced(Path(folder)):
+        raise UsageError(
+            f"other users could replace {path}, because they may write to {folder} or to a folder above it; nothing "
+            "was started",
+            hint=f"sudo chown root {folder}; sudo chmod go-w {folder}; then make the link in it",
+        )

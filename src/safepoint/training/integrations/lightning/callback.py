@@ -48,22 +48,27 @@ class SafepointCallback(Checkpoint):
         self._saved: dict[str, Any] = {}
         self._steps: int = 0
         self._root: Path | None = None
+        self._run_id = ""
         self._loss: Any = None
         self._is_last_batch = False
 
     @property
     def best_model_path(self) -> str:
-        """The path of Lightning's file in the newest checkpoint; empty if there is no checkpoint.
+        """The path of Lightning's file in the newest checkpoint of the run; empty if there is no checkpoint.
 
         `Trainer.test` loads this file when the script has no ModelCheckpoint.
 
         Raises:
             CheckpointError: the checkpoint is damaged.
         """
-        found = OutputFolder(self._root).checkpoints() if self._root is not None else []
-        for path in found[:1]:
-            verify_best(path)
-        return str(found[0] / STATE) if found else ""
+        found = OutputFolder(self._root).manifests() if self._root is not None else iter(())
+        # A person who may write to the folder may have put a checkpoint with a higher step there.
+        own = (path for path, one in found if one.run_id == self._run_id and one.step <= self._steps)
+        path = next(own, None)
+        if path is None:
+            return ""
+        verify_best(path)
+        return str(path / STATE)
 
     # ---- what Lightning saves and restores -----------------------------------------------------------------------
 
@@ -82,6 +87,8 @@ class SafepointCallback(Checkpoint):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """See `lightning.pytorch.Callback`."""
+        if stage != "fit":
+            self._check_restored(trainer)
         if stage != "fit" or trainer.fast_dev_run:
             return
         context = current_context()
@@ -98,6 +105,7 @@ class SafepointCallback(Checkpoint):
         training.more_metrics = self._metrics
         folder = training.agree()
         self._context, self._trainer, self._training, self._root = context, trainer, training, training.root
+        self._run_id = training.run_id
         self._override(data, parts, folder)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -128,6 +136,11 @@ class SafepointCallback(Checkpoint):
         self._close(None)
 
     on_fit_end = on_train_end  # Lightning does not call `on_train_end` if no step was left to train
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """See `lightning.pytorch.Callback`."""
+        if stage != "fit":
+            self._overrides.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -212,6 +225,24 @@ class SafepointCallback(Checkpoint):
             (epoch, "on_advance_end", end_batch),
         ):
             self._overrides.override(place, name, instead)
+
+    def _check_restored(self, trainer: Any) -> None:
+        """Check a checkpoint of this run that Lightning restores for a test, as with `test(ckpt_path="best")`.
+
+        After the training, Lightning reads it again, and others may have replaced it.
+        """
+        if self._context is None or self._root is None:
+            return
+        root, parts = self._root, LightningParts(trainer, self._context.place)
+
+        def restore(original: Callable[..., None], path: Any = None, weights_only: bool | None = None) -> None:
+            folder = Path(path).parent if isinstance(path, str | Path) else None
+            if folder is not None and Path(path).name == STATE and folder.parent == root:
+                parts.restore(folder, weights_only, original)
+            else:
+                original(path, weights_only)
+
+        self._overrides.override(trainer._checkpoint_connector, "_restore_modules_and_callbacks", restore)
 
     def _resume(self, data: LightningData) -> None:
         """Restore what Lightning has not loaded: a stop request, metrics, and where its loops continue."""

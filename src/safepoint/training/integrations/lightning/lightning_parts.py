@@ -14,9 +14,11 @@ from lightning.pytorch.plugins import CheckpointIO
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
+from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
+from safepoint.foundation.field_types import NUMBER
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.state.loading import states_of
 from safepoint.training.state.temporary_attributes import temporarily
@@ -24,8 +26,9 @@ from safepoint.training.state.temporary_attributes import temporarily
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
 _MODEL = "model.ckpt"
-_COUNTS = {"total", "current"}
-"""The parts of the state of a loop that hold counts."""
+_COUNTS = {"total", "current", "_batches_that_stepped"}
+"""The parts of the state of a loop that are counts, or hold them."""
+_SCORES = ("best_model_score", "current_score", "kth_value")
 _MOST = 1 << 53
 """Counts up to this number are exact as floats."""
 _log = logging.getLogger("safepoint")
@@ -88,7 +91,7 @@ class LightningParts(Parts):
             )
         # With weights_only=False, the user trusts the file.
         checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
-        with self._direct_io(), self._without_other_paths(), states_of(folder / STATE), checked:
+        with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
             _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
 
@@ -103,15 +106,25 @@ class LightningParts(Parts):
             CheckpointError: a state is invalid, or the state of an optimizer does not fit.
         """
         path, schedulers = folder / STATE, [one.scheduler for one in self._trainer.lr_scheduler_configs]
-        with states_of(path), checked_optimizers(path, *self.optimizers()), checked_schedulers(path, *schedulers):
+        with (
+            states_of(path),
+            checked_optimizers(path, *self.optimizers()),
+            checked_schedulers(path, *schedulers),
+            checked_scalers(path),
+        ):
             restore()
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO())
 
     @contextlib.contextmanager
-    def _without_other_paths(self) -> Generator[None]:
-        """While the block runs, a ModelCheckpoint loads no state that names a file which it cannot have written.
+    def _checked_callbacks(self) -> Generator[None]:
+        """While the block runs, check the states that Lightning's own callbacks load.
+
+        A callback does not check its state. With a value of another kind, such as a text as the best score, the run
+        would end with an error in a later epoch, in each start.
+
+        A ModelCheckpoint loads no state that names a file which it cannot have written.
 
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
         one of these files, by default without restricting what its pickle may call. So a state in a checkpoint that
@@ -124,13 +137,40 @@ class LightningParts(Parts):
             for callback in self._trainer.callbacks:
                 if isinstance(callback, ModelCheckpoint):
                     stack.enter_context(_with_own_paths(callback))
+                elif cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
+                    stack.enter_context(_with_own_kinds(callback))
             yield
+
+
+def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
+    original = callback.load_state_dict
+
+    def load_state_dict(state_dict: dict[str, Any]) -> None:
+        own: dict[str, Any] = callback.state_dict()
+        for name, value in state_dict.items():
+            if name in own and not _is_alike(value, own[name]):
+                raise ValueError(f"{name!r} of {type(callback).__name__} is of another kind than the callback's own")
+        original(state_dict)
+
+    return temporarily(callback, load_state_dict=load_state_dict)
+
+
+def _is_alike(value: Any, own: Any) -> bool:
+    """Whether a value from a checkpoint can take the place of a callback's own. None stands for one not known yet."""
+    if value is None or own is None:
+        return True
+    if isinstance(own, torch.Tensor):
+        return isinstance(value, torch.Tensor) and value.shape == own.shape and value.layout is own.layout
+    if isinstance(own, bool | int | float):
+        return isinstance(value, bool) or NUMBER.fits(value)
+    return isinstance(value, type(own))
 
 
 def _with_own_paths(callback: ModelCheckpoint) -> contextlib.AbstractContextManager[None]:
     original = callback.load_state_dict
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
+        _check_scores(state_dict)
         other = _other_path(state_dict, callback)
         if other is None:
             original(state_dict)
@@ -143,6 +183,20 @@ def _with_own_paths(callback: ModelCheckpoint) -> contextlib.AbstractContextMana
         )
 
     return temporarily(callback, load_state_dict=load_state_dict)
+
+
+def _check_scores(state: dict[str, Any]) -> None:
+    """Check the scores in the state of a ModelCheckpoint, which compares them with those of later epochs.
+
+    Raises:
+        ValueError: a score is no tensor with one number.
+    """
+    best: Any = state.get("best_k_models")
+    scores = [state.get(name) for name in _SCORES]
+    scores += list(cast("dict[str, Any]", best).values()) if isinstance(best, dict) else []
+    for score in scores:
+        if score is not None and not (isinstance(score, torch.Tensor) and score.numel() == 1):
+            raise ValueError("a score of ModelCheckpoint is no tensor with one number")
 
 
 def _check_counts(state: Any, *, are_counts: bool = False) -> None:

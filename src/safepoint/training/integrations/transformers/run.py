@@ -193,6 +193,7 @@ class TrainerRun(TrainerCallback):
         overrides.override(trainer, "_load_best_model", self._load_best_model)
         overrides.override(trainer, "_load_from_checkpoint", self._load_model)
         overrides.override(trainer, "_load_optimizer_and_scheduler", self._load_optimizer)
+        overrides.override(trainer, "_load_scaler", _load_only_data)
         overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
         self._resume.override(overrides)
         trainer.add_callback(self)

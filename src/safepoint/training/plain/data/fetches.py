@@ -32,10 +32,17 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from safepoint.errors import CheckpointError
+from safepoint.foundation.field_types import whole
 from safepoint.training.plain.data.skipping import can_skip_indices, rng_restorer, without_first_indices
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import capture_host_rng, capture_rng, generators_of, restore_rng
 from safepoint.training.state.temporary_attributes import temporarily
 
+WHERE = "the position of the data loader in the checkpoint"
+"""How messages name the state of a loader."""
+_COUNTS = ("_num_yielded", "_sampler_iter_yielded")
+"""The attributes of torchdata's iterators that count batches. They come from the state without a check."""
+_COUNT = whole(0, 1 << 53)
 _log = logging.getLogger("safepoint")
 
 
@@ -49,6 +56,7 @@ class _Resume:
         first_new: the number of the first fetch that the original run made after the checkpoint's step.
             `restore_step` is called before this fetch.
         skips: whether the sampler leaves out the indices of the fetches before `start`.
+        has_state: whether the loader has loaded its own state, which it uses when it makes its iterator.
         draws_extra_seed: see `Fetches.resume`.
         rng: the random number states for the fetch `first`; empty if they are not known.
         workers: the states of the workers before the fetch `start`; empty if they are not known.
@@ -59,6 +67,7 @@ class _Resume:
     first: int
     first_new: int
     skips: bool
+    has_state: bool
     draws_extra_seed: bool
     rng: dict[str, Any]
     workers: list[dict[str, Any] | None]
@@ -180,6 +189,7 @@ class Fetches:
             first=first,
             first_new=first + (per if is_ahead else 0),
             skips=skips,
+            has_state=not (skips or is_read),
             draws_extra_seed=draws_extra_seed,
             rng=rng,
             workers=workers,
@@ -210,7 +220,7 @@ class Fetches:
         if states:
             self._newest = [None if one is None else _packed(one) for one in states]
         with skipping, self._followed_workers(states):
-            iterator = original()
+            iterator = _continued(original) if resume is not None and resume.has_state else original()
         iterator._next_data = _weak_override(self._fetch, iterator._next_data)
         if self._is_in_process:
             iterator._next_index = _weak_override(self._draw_index, iterator._next_index)
@@ -268,6 +278,19 @@ class Fetches:
             batch = batch.batch
         self._number = number + 1
         return batch
+
+
+def _continued(make_iterator: Callable[[], Any]) -> Any:
+    """Make the iterator of a loader that has loaded a state of its own, which an attacker may have written.
+
+    Raises:
+        CheckpointError: the loader cannot continue from its state.
+    """
+    with states_of(WHERE):
+        iterator = make_iterator()
+        for name in _COUNTS:
+            _COUNT.check(name, getattr(iterator, name, 0))
+    return iterator
 
 
 def _weak_override(override: Any, original: Any) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
-from safepoint.training.plain.data.fetches import Fetches
+from safepoint.training.plain.data.fetches import WHERE, Fetches
 from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position
 from safepoint.training.plain.data.skipping import skip_batches
 from safepoint.training.state.loading import states_of
@@ -232,7 +232,7 @@ class TrackedData:
         if resumed is None or not (resumed.batches or self._draws_extra_seed):
             batches = iter(loader)
         elif self._has_state and resumed.loader is not None and not _is_finished(resumed.loader):
-            with states_of("the position of the data loader in the checkpoint"):
+            with states_of(WHERE):
                 loader.load_state_dict(resumed.loader)
             return self._after_resume(resumed, rng)
         elif self._has_state and resumed.loader is not None and self._is_stream:

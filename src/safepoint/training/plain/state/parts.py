@@ -14,6 +14,7 @@ import torch
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
+from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
@@ -225,6 +226,7 @@ class NamedParts(Parts):
                 states_of(path),
                 checked_optimizers(path, *known),
                 checked_schedulers(path, part),
+                checked_scalers(path),
                 checked_modules(path),
             ):
                 part.load_state_dict(state)

@@ -63,6 +63,7 @@ def test_codes(error: BaseException, code: int) -> None:
 def test_the_nodes_meet_at_a_port_that_is_held_for_the_first_one(tmp_path: Path) -> None:
     """Chosen when it starts, not minutes before; the others have the same one."""
     launchers = Launchers(job_spec(num_nodes=2, python="/bin/sleep"), tmp_path, 1)
+    launchers.reserve_port(lambda: True)
     for node in (0, 1):
         launchers.start(node, {}, ())
     plans: list[dict[str, Any]] = [

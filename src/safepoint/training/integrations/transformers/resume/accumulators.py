@@ -14,6 +14,8 @@ import sys
 from collections import deque
 from typing import Any, cast
 
+from safepoint.training.integrations.transformers.resume.changed_attributes import given_names, set_attributes
+
 _NUMBERS = (bool, int, float)
 _FLAT = set(_NUMBERS)
 _LONGEST = 10_000
@@ -34,6 +36,35 @@ def accumulators(trainer: Any) -> dict[str, Any]:
 def changed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """The entries of `now` that differ from those of `before`."""
     return {name: value for name, value in now.items() if repr(before.get(name, _MISSING)) != repr(value)}
+
+
+def without_settings(trainer: Any, saved: Any) -> tuple[dict[str, Any], list[str]]:
+    """Leave out of saved numbers what can only be a setting of the script.
+
+    A checkpoint of another person may have such numbers, and the script decides how a step is computed. A number
+    remains if some code sets it after the trainer was made. A container, which code changes without setting the
+    attribute, remains if the trainer was not made with it.
+
+    Args:
+        trainer: the trainer, as the script has made it.
+        saved: the numbers of a checkpoint, by name.
+
+    Returns:
+        The numbers that remain, and the names of the others whose value would have changed.
+    """
+    numbers = cast("dict[str, Any]", saved) if isinstance(saved, dict) else {}
+    if not numbers:
+        return {}, []
+    is_set, is_given = set_attributes(trainer), given_names(trainer)
+    kept: dict[str, Any] = {}
+    others: list[str] = []
+    for name, value in numbers.items():
+        own: Any = inspect.getattr_static(trainer, name, _MISSING) if isinstance(name, str) else _MISSING
+        if name in is_set or not (type(own) in _NUMBERS or name in is_given):
+            kept[name] = value
+        elif _is_count(own) and own != value and name not in _names_in_trainer():
+            others.append(name)
+    return kept, others
 
 
 def restore_accumulators(trainer: Any, saved: Any) -> None:

@@ -123,7 +123,7 @@ class BatchGeometry:
         rest = min(rest, self._samples_per_epoch(self.num_samples))
         return epochs, rest // self.global_batch * self.accumulation
 
-    def position_in_stream(self, epoch: float, *, max_steps: int, global_batch: int) -> tuple[int, int]:
+    def position_in_stream(self, epoch: float, *, max_steps: int, step: int, global_batch: int) -> tuple[int, int]:
         """The position of a checkpoint in a data set without a length, which may have been read several times.
 
         Return the number of whole passes, and of micro-batches per rank to skip in the running pass.
@@ -134,10 +134,11 @@ class BatchGeometry:
             epoch: the epoch in a checkpoint: the number of passes that have ended, plus the steps of the present pass
                 divided by `max_steps`.
             max_steps: the value in the run that wrote the checkpoint.
+            step: the step of the checkpoint. No pass had more steps.
             global_batch: the value in the run that wrote the checkpoint.
         """
         passes = max(0, math.ceil(epoch) - 1)
-        steps = round((epoch - passes) * max_steps)
+        steps = max(0, min(round((epoch - passes) * max_steps), step))
         return passes, steps * global_batch // self.global_batch * self.accumulation
 
 

@@ -19,8 +19,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.plain.data.fetches import Fetches
+from safepoint.training.plain.data.fetches import WHERE, Fetches
 from safepoint.training.plain.data.skipping import skip_batches
+from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import is_plain
 from safepoint.training.state.rng import generators_of, other_generators, restore_generators
 
@@ -119,16 +120,18 @@ class DataPosition:
         """Replaces the function with which the Trainer skips `count` batches of an epoch that has begun.
 
         Raises:
+            CheckpointError: the loader's state is invalid.
             ConflictError: the run that wrote the checkpoint shuffled its data with another number of generators.
         """
         is_stateful = _is_stateful(loader)
         if is_stateful and self._saved is not None:
-            if self._saved.get("_iterator_finished"):
-                # This is the state after a finished pass. A loader with this state would start the next pass too
-                # early.
-                loader.load_state_dict({})
+            with states_of(WHERE):
+                is_finished = bool(self._saved.get("_iterator_finished"))
+                # The state after a finished pass is not loaded. A loader with this state would start the next pass
+                # too early.
+                loader.load_state_dict({} if is_finished else self._saved)
+            if is_finished:
                 return _LoaderOf(loader, lambda: iter(()))
-            loader.load_state_dict(self._saved)
             self._continue(0)
             return loader
         if is_stateful or isinstance(getattr(loader, "dataset", None), IterableDataset):

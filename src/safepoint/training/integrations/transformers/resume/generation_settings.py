@@ -7,6 +7,8 @@ evaluations pad to the length that is set there. A resumed run makes its model a
 from typing import Any, cast
 
 _PLAIN = (bool, int, float, str, type(None))
+_FROM_MODEL = "_from_model_config"
+"""False after the first evaluation that generates."""
 
 
 def generation_settings(model: Any) -> dict[str, Any]:
@@ -28,22 +30,23 @@ def restore_generation_settings(model: Any, saved: Any) -> None:
 
 
 def load_generation_settings(model: Any, saved: Any) -> None:
-    """Check the values from a checkpoint, and set them as `restore_generation_settings` does.
+    """Set the values from a checkpoint that an evaluation may have set: defaults in the place of missing values.
 
-    transformers refuses to save a model with invalid settings. With such settings, no later save would succeed.
-
-    Raises:
-        ValueError: transformers would not save these settings; the model keeps its earlier settings.
+    All other values stay those of the script. Someone else may have written the checkpoint: with a million beams, an
+    evaluation would fill the memory, and with invalid settings, transformers would not save the model any more.
     """
     before = generation_settings(model)
-    restore_generation_settings(model, saved)
-    if generation_settings(model) == before:
-        return
-    try:
-        model.generation_config.validate(strict=True)
-    except Exception as error:  # a setting of another type may cause any error
-        restore_generation_settings(model, before)
-        raise ValueError(f"its settings for generating are invalid: {error}") from error
+    config: Any = getattr(model, "generation_config", None)
+    defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict[str, Any])()
+    values = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}
+    completed = {
+        name: default
+        for name, default in defaults.items()
+        if name in before and before[name] is None and type(values.get(name)) is type(default)
+    }
+    restore_generation_settings(model, {name: one for name, one in completed.items() if values[name] == one})
+    if values.get(_FROM_MODEL) is False:
+        restore_generation_settings(model, {_FROM_MODEL: False})
 
 
 def _settings_of(model: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
+from safepoint.training.integrations.transformers.resume.accumulators import without_settings
 from safepoint.training.integrations.transformers.resume.batch_geometry import BatchGeometry, adapt
 from safepoint.training.integrations.transformers.resume.counters import (
     TrainerCounters,
@@ -50,6 +51,7 @@ from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 
 _STATE = "trainer_state.json"
+_MOST_SHOWN = 10
 
 
 class TrainerResume:
@@ -141,6 +143,13 @@ class TrainerResume:
             follow_accumulation(self._trainer)
         if kept is not None:
             context.reporter.report(kept)
+        elif self.geometry.accumulation != self.requested_accumulation and context.place.is_first:
+            context.log.info(
+                "gradient accumulation is %s, as in the checkpoint: an earlier resume with another number of ranks "
+                "has adapted the %s of the script",
+                self.geometry.accumulation,
+                self.requested_accumulation,
+            )
         saved = self.geometry.as_saved(manifest)
         # If a run has had steps of two sizes, the number of steps no longer determines the position in the data.
         self.is_regular = self.geometry.has_same_steps(saved) and not (self._state and self._state.is_irregular)
@@ -183,7 +192,7 @@ class TrainerResume:
             if self._state is None:
                 return DeferredWork()
             self._state.loss.restore(self._trainer)
-            self._state.counted.restore(self._trainer)
+            self._counted_in(self._state).restore(self._trainer)
             load_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
@@ -191,6 +200,17 @@ class TrainerResume:
         self._begins_in_epoch = bool(self._epoch_rng)
         self._trainer._load_rng_state(str(self._point.path))
         return self._state.pending
+
+    def _counted_in(self, state: RankState) -> TrainerCounters:
+        """What the trainer had counted, without numbers that can only be settings of the script."""
+        numbers, others = without_settings(self._trainer, state.counted.numbers)
+        if others:
+            self._context.log.warning(
+                "the checkpoint has another value for %s of the trainer. No code of the script sets this attribute "
+                "after the trainer is made, so it is a setting of the script, and keeps the script's value",
+                ", ".join(map(printable, sorted(others)[:_MOST_SHOWN])),
+            )
+        return replace(state.counted, numbers=numbers)
 
     def _warn_of_repeated_data(self) -> None:
         epoch = float(self._trainer.state.epoch or 0.0)
@@ -302,10 +322,17 @@ class TrainerResume:
         assert self._point is not None
         manifest = self._point.manifest
         if self.geometry.num_samples is None:
-            saved = read_object(self._point.path / _STATE, max_bytes=MAX_MANIFEST_BYTES, constant=float)
-            passes, micro_batches = self.geometry.position_in_stream(
-                saved["epoch"], max_steps=saved["max_steps"], global_batch=manifest.global_batch
-            )
+            path = self._point.path / _STATE
+            with states_of(path):
+                saved = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float)
+                # The Trainer's state has the same epoch as the manifest. That of the manifest has a limit. With a
+                # higher one, the training would end at once, as if it were complete.
+                passes, micro_batches = self.geometry.position_in_stream(
+                    manifest.epoch,
+                    max_steps=saved["max_steps"],
+                    step=manifest.step,
+                    global_batch=manifest.global_batch,
+                )
         else:
             passes, micro_batches = self.geometry.position(
                 manifest.samples_seen, epoch=manifest.epoch, before=self.geometry.as_saved(manifest)

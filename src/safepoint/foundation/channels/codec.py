@@ -15,8 +15,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, cast
 
-from safepoint.checkpoint.format.sealed_record import parse_json_object
-from safepoint.errors import ManifestError
+from safepoint.foundation.bounded_json import parse_object
+from safepoint.foundation.channels.channel import MAX_FRAME_BYTES
 
 _MAX_INTEGER = (1 << 63) - 1
 _TYPE = "type"
@@ -52,9 +52,9 @@ def parse(body: bytes) -> dict[str, Any]:
         ProtocolError: `body` is not a JSON object, or a name occurs twice in an object.
     """
     try:
-        return parse_json_object(body)
-    except ManifestError as error:
-        raise ProtocolError(error.message) from error
+        return parse_object(body, max_bytes=MAX_FRAME_BYTES)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
 
 
 def decode(record: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:

@@ -29,6 +29,8 @@ _MARKS: Mapping[str, str] = {
 LANES = ("snapshot", "save", "upload", "resume", "restart", "preemption", "stop", "failure")
 """The kinds of marks in a timeline, in the order of its legend."""
 _MOST_MARKS = 600
+_FIRST_METRICS = ("loss", "eval_loss", "learning_rate", "lr", "steps_per_s", "samples_per_s", "grad_norm")
+_MOST_CURVES = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,14 @@ def sparkline(values: Sequence[float], *, width: int = 96, height: int = 22) -> 
     return _polyline(list(enumerate(values)), width, height)
 
 
-def curve_of(name: str, points: Sequence[MetricPoint], *, width: int = 600, height: int = 140) -> Curve | None:
+def curve_of(
+    name: str, points: Sequence[MetricPoint], *, width: int = 600, height: int = 140, most_points: int = _MOST_POINTS
+) -> Curve | None:
     """The curve of one metric over the steps; None for fewer than two values."""
     found = [(point.step, point.values[name]) for point in points if name in point.values]
     if len(found) < 2:
         return None
-    shown = found[:: -(-len(found) // _MOST_POINTS)]
+    shown = found[:: -(-len(found) // most_points)]
     if shown[-1] != found[-1]:
         shown.append(found[-1])
     values = [value for _, value in found]
@@ -88,6 +92,13 @@ def curve_of(name: str, points: Sequence[MetricPoint], *, width: int = 600, heig
         first_step=found[0][0],
         last_step=found[-1][0],
     )
+
+
+def metric_names(points: Sequence[MetricPoint]) -> list[str]:
+    """The metrics of a job, the most important ones first."""
+    names = dict.fromkeys(name for point in points for name in point.values)
+    first = [name for name in _FIRST_METRICS if name in names]
+    return [*first, *sorted(names.keys() - set(first))][:_MOST_CURVES]
 
 
 def _polyline(points: Sequence[tuple[int, float]], width: int, height: int) -> str:
@@ -152,13 +163,22 @@ class Timeline:
     kinds: tuple[str, ...]
 
 
-def timeline_of(attempts: Sequence[AttemptRecord], events: Sequence[JobEvent]) -> Timeline | None:
-    """The timeline of a job; None before its first attempt."""
+def timeline_of(
+    attempts: Sequence[AttemptRecord], events: Sequence[JobEvent], *, until_s: float | None = None
+) -> Timeline | None:
+    """The timeline of a job; None before its first attempt.
+
+    Args:
+        attempts: of the job.
+        events: of the job.
+        until_s: when the timeline of a running attempt ends, in seconds since 1970; None for now.
+    """
+    now_s = clock.wall_s() if until_s is None else until_s
     timed = [(seconds, event) for event in events if (seconds := _seconds(event.time)) is not None]
     starts = [(begin, attempt) for attempt in attempts if (begin := _seconds(attempt.started)) is not None]
     if not starts:
         return None
-    ended = [_seconds(attempt.ended) or clock.wall_s() for _, attempt in starts]
+    ended = [min(_seconds(attempt.ended) or now_s, now_s) for _, attempt in starts]
     begin_s = min(begin for begin, _ in starts)
     end_s = max([*ended, *(seconds for seconds, _ in timed)])
     span_s = max(end_s - begin_s, 1e-3)

@@ -1,0 +1,39 @@
+"""The class of the commands of `safepoint plan`: it refuses values that are empty."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from typer.core import TyperArgument, TyperCommand
+
+from safepoint.errors import UsageError
+
+
+class PlanCommand(TyperCommand):
+    """A command whose arguments and options must not be empty or blank.
+
+    An empty value usually is a variable of the shell that is not set. A plan of the current folder, or a plan without
+    the option, would be a wrong answer to what was asked.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Override of `click.Command`, called with the values after they are read.
+
+        Raises:
+            UsageError: a value is empty.
+        """
+        for parameter in self.params:
+            if any(not text.strip() for text in _texts(ctx.params.get(parameter.name or ""))):
+                is_argument = isinstance(parameter, TyperArgument)
+                name = parameter.metavar if is_argument else max(parameter.opts, key=len)
+                raise UsageError(
+                    f"{name} is empty; nothing was computed",
+                    hint=f"give {name} a value, or leave it out. If a shell variable has the value, it is not set",
+                )
+        return super().invoke(ctx)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield from (one for one in cast("Sequence[object]", value) if isinstance(one, str))

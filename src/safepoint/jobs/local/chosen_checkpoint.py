@@ -1,0 +1,86 @@
+"""Resumes a job of this machine from a checkpoint that a person has chosen, instead of the newest one.
+
+The next start of the job then resumes from this checkpoint, and moves newer ones aside (docs/resume.md). Starts after
+that one resume from the newest checkpoint, as always.
+"""
+
+import secrets
+from dataclasses import dataclass, replace
+
+from safepoint.checkpoint.format.catalog import checkpoint_name
+from safepoint.errors import CheckpointError, UnsupportedError
+from safepoint.jobs.local.outputs import open_output
+from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.spec import JobSpec
+from safepoint.storage.location import parse_location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A checkpoint from which a job can be resumed.
+
+    Args:
+        path: its folder.
+        step: its step.
+        newer: the names of the newer checkpoints, which the start moves aside; newest first.
+    """
+
+    path: str
+    step: int
+    newer: tuple[str, ...]
+
+
+def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
+    """The checkpoint of a step.
+
+    Args:
+        job: the job.
+        output: the location of its checkpoints.
+        step: of the checkpoint.
+
+    Raises:
+        NotFoundError: the job has no checkpoint of this step.
+        CheckpointError: the checkpoint is not complete.
+        UnsupportedError: its checkpoints are in an object store, or their location is unknown.
+        SafepointError: the output folder cannot be read.
+    """
+    if output is None or not parse_location(output).is_folder:
+        where = "an unknown location" if output is None else output
+        raise UnsupportedError(
+            f"the checkpoints of job {job.name} are in {where}, and only a job with an output folder can resume from "
+            "an older checkpoint; nothing was changed",
+            hint=f"submit another job, with another output location and --resume PATH of {checkpoint_name(step)}",
+        )
+    inventory = open_output(job.spec, output)
+    item = inventory.item(checkpoint_name(step))
+    if not item.is_complete or item.stated is None:
+        reason = f": {item.faults[0]}" if item.faults else ""
+        raise CheckpointError(
+            f"{item.where} is not a complete checkpoint{reason}; nothing was changed",
+            hint="`safepoint checkpoints list` shows which are",
+        )
+    others = [one for one in inventory.items() if one.stated is not None and one.name != "final"]
+    newer = tuple(one.name for one in others if one.stated is not None and one.stated.step > step)
+    return Choice(path=item.where, step=step, newer=newer)
+
+
+def spec_for(job: JobRecord, output: str | None, step: int | None) -> tuple[JobSpec, str]:
+    """The specification with which a job resumes, and what is different in it, for an event.
+
+    Args:
+        job: the job.
+        output: the location of its checkpoints.
+        step: of the checkpoint from which it resumes; None for the newest one.
+
+    Raises:
+        SafepointError: see `choice_of`.
+    """
+    spec = job.spec
+    if step is not None:
+        choice = choice_of(job, output, step)
+        settings = replace(spec.settings, resume=choice.path, from_scratch=False)
+        changed = replace(spec, settings=settings, resume_mark=secrets.token_hex(8))
+        return changed, f"resumes from {choice.path}"
+    if spec.resume_mark is not None:  # a choice whose start has not happened does not count any more
+        spec = replace(spec, settings=replace(spec.settings, resume="auto"), resume_mark=None)
+    return spec, "resumes from the newest checkpoint"

@@ -1,0 +1,88 @@
+"""Where the pictures of a watched job appear: in the cell of a notebook that runs, or as lines of text."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from safepoint.foundation import clock
+from safepoint.notebook.html import job_html
+from safepoint.notebook.text import event_lines, job_line, job_text
+from safepoint.notebook.views import JobDetails, JobView
+
+_LINE_EVERY_S = 10.0
+
+
+class Screen(Protocol):
+    """Shows a job that is being watched."""
+
+    def show(self, view: JobView, details: JobDetails, note: str) -> None:
+        """Show the job as it is now.
+
+        Args:
+            view: the job.
+            details: its curves, events and checkpoints.
+            note: a sentence to add; may be empty.
+        """
+        ...
+
+
+class CellScreen:
+    """Replaces one picture in the output of a cell.
+
+    Args:
+        display: IPython's function `display`.
+    """
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def show(self, view: JobView, details: JobDetails, note: str) -> None:
+        """Show the job, in place of what was shown before."""
+        html = job_html(view, details, note=note)
+        picture = {"text/plain": job_text(view, note=note)} | ({} if html is None else {"text/html": html})
+        if self._handle is None:
+            self._handle = self._display(picture, raw=True, display_id=True)
+        else:
+            self._handle.update(picture, raw=True)
+
+
+class LineScreen:
+    """Prints a line when the job's state changes, for each event, and every ten seconds for its progress.
+
+    Args:
+        print_line: prints a line.
+    """
+
+    def __init__(self, print_line: Callable[[str], Any] = print) -> None:
+        self._print = print_line
+        self._num_events: int | None = None
+        self._state: object = None
+        self._line = ""
+        self._next_s = float("-inf")
+        self._note = ""
+
+    def show(self, view: JobView, details: JobDetails, note: str) -> None:
+        """Print what is new."""
+        events, known = details.events, self._num_events
+        for line in event_lines(events[known:] if known is not None else ()):
+            self._print(f"  {line}")
+        self._num_events = len(events)
+        line = job_line(view)
+        if view.state != self._state or (line != self._line and clock.monotonic_s() >= self._next_s):
+            self._print(line if view.state == self._state else job_text(view))
+            self._state, self._line, self._next_s = view.state, line, clock.monotonic_s() + _LINE_EVERY_S
+        if note and note != self._note:
+            self._print(f"  {note}")
+        self._note = note
+
+
+def screen_here() -> Screen:
+    """The cell that runs, if this program runs in a notebook; otherwise lines on stdout."""
+    module = sys.modules.get("IPython")
+    shell = None if module is None else module.get_ipython()
+    if getattr(shell, "kernel", None) is None:  # IPython in a terminal cannot replace what it has shown
+        return LineScreen()
+    module: Any = importlib.import_module("IPython.display")
+    return CellScreen(module.display)

@@ -1,0 +1,67 @@
+"""One seed for the hashes of strings (PYTHONHASHSEED) for all ranks of a job, in whichever way they are started.
+
+Copies of one process share its seed, so new processes, new templates and later attempts need the same one. It follows
+from the name of the program: no node has to wait for another one before its template can start, and a job that is
+started again has the seed that it had before. A value that the user has set on a node is used there. If it was set on
+node 0 only, the other nodes take it from the store where the nodes find each other.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_VARIABLE = "PYTHONHASHSEED"
+_KEY = "safepoint/hash-seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashSeed:
+    """The seed that follows from a program.
+
+    Args:
+        program: script and arguments, or module and arguments.
+        is_module: whether the program is a module.
+    """
+
+    program: tuple[str, ...]
+    is_module: bool
+
+    @property
+    def value(self) -> str:
+        """The seed. The folder of a script and its arguments do not count, because they may differ between nodes."""
+        name = self.program[0] if self.is_module else Path(self.program[0]).name
+        return str(int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:4], "big"))
+
+    def choose(self) -> None:
+        """Set the seed in the environment of this process, unless the user has set one."""
+        os.environ[_VARIABLE] = os.environ.get(_VARIABLE) or self.value
+
+    def agree(self, store: Any, *, node: int, is_wanted: bool) -> bool:
+        """Take the seed of node 0 into the environment, unless the user has set one on this node.
+
+        Every node has to call this method once, because the other nodes wait for node 0.
+
+        Args:
+            store: the torch `Store` of the job.
+            node: this node's number, from 0.
+            is_wanted: whether the ranks of this node need one seed.
+
+        Returns:
+            Whether the environment has changed.
+
+        Raises:
+            RuntimeError: node 0 has ended.
+        """
+        own = os.environ.get(_VARIABLE, "")
+        if node == 0:
+            store.set(_KEY, own)
+            return False
+        if not is_wanted or own != self.value:
+            return False
+        first: str = store.get(_KEY).decode()
+        if first in {"", own}:
+            return False
+        os.environ[_VARIABLE] = first
+        return True

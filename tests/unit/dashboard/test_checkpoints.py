@@ -1,0 +1,97 @@
+"""The table of checkpoints: when each was last read, on how many ranks it can be resumed, and why it is kept."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from safepoint.checkpoint.tools.inventory import open_inventory
+from safepoint.dashboard.reading.checkpoint_view import Check, checks_in, reasons_to_keep, rows_of
+from safepoint.foundation import clock
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.records import JobEvent
+from safepoint.jobs.model.states import JobState
+from safepoint.settings.run_settings import RunSettings
+from tests.support.checkpoints import commit, prepared
+from tests.support.dashboards import Sample, write_sample
+from tests.unit.dashboard.conftest import Dashboard
+
+
+def event(name: str, time: str, **detail: object) -> JobEvent:
+    return JobEvent(time=time, name=name, actor="rank 0", cause="", detail=detail)
+
+
+def test_a_resume_reads_all_files() -> None:
+    """The newest resume of each step counts; other events and other values do not."""
+    found = checks_in(
+        [
+            event("resumed", "2026-01-31T09:30:00Z", step=20),
+            event("resumed", "2026-01-31T09:31:00Z", step=20),
+            event("saved", "2026-01-31T09:32:00Z", step=40),
+            event("resumed", "2026-01-31T09:33:00Z", step="40"),
+            event("resumed", "2026-01-31T09:33:00Z", step=True),
+        ]
+    )
+    assert found == {"checkpoint-20": Check(time="2026-01-31T09:31:00Z", how="at a resume")}
+
+
+def test_a_check_of_an_earlier_checkpoint_does_not_count(tmp_path: Path) -> None:
+    """A run may save the same step again."""
+    prepared(tmp_path)
+    commit(prepared(tmp_path), 20)
+    inventory = open_inventory(str(tmp_path))[0]
+    created_s = inventory.item("checkpoint-20").created_s
+    for time, is_shown in ((created_s + 60, True), (created_s - 60, False)):
+        check = Check(time=clock.as_utc(time), how="here")
+        [row] = rows_of(inventory, checks={"checkpoint-20": check})
+        assert row.check == (check if is_shown else None)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, {10: ["no policy sets a limit"], 20: ["no policy sets a limit"], 30: ["no policy sets a limit"]}),
+        ({"keep": "newest=2,every=10"}, {10: ["every=10"], 20: ["newest=2", "every=10"]}),
+        (
+            {"save_total_limit": 2},
+            {10: ["a process reads it"], 20: ["newest=2"], 30: ["it is the newest", "newest=2"]},
+        ),
+        ({"keep": "every=20"}, {20: ["every=20"], 30: ["it is the newest"]}),
+        ({"keep": "best=1:loss,newest=1"}, {30: ["it is the newest", "newest=1"]}),
+    ],
+)
+def test_why_a_checkpoint_is_kept(tmp_path: Path, options: dict[str, object], kept: dict[int, list[str]]) -> None:
+    """By each policy of the run that keeps it, because it is the newest, or because a process reads it."""
+    for step in (10, 20, 30):
+        commit(prepared(tmp_path), step)
+    items = open_inventory(str(tmp_path))[0].items()
+    in_use = {"checkpoint-10"} if "save_total_limit" in options else set[str]()
+    found = reasons_to_keep(items, in_use, RunSettings(**options))  # type: ignore[arg-type]
+    for step, reasons in kept.items():
+        assert list(found[f"checkpoint-{step}"]) == reasons
+    if options == {"keep": "every=20"}:
+        assert found["checkpoint-10"] == ()
+
+
+def test_the_table_of_a_job(home: Path, dashboard: Dashboard) -> None:
+    """Verified here or at a resume, with the numbers of ranks and the policies."""
+    output = write_sample(home, Sample(name="tiny", state=JobState.SUSPENDED, step=30, steps=(10, 20, 30)))
+    manifest = json.loads((output / "checkpoint-30" / "safepoint-manifest.json").read_text())
+    num_batches = manifest["world_size"] * manifest["gradient_accumulation"]
+    resumed = {"time": clock.utc_now(), "event": "resumed", "step": 10}
+    with (job_folder("tiny") / "events.jsonl").open("a") as file:
+        file.write(json.dumps(resumed) + "\n")
+    dashboard.visitor()
+    page = dashboard.get("/jobs/local/tiny/checkpoints").text
+    assert len(re.findall("names and sizes compared now", page)) == 2
+    assert re.search(r"all files read <time [^>]*>[^<]*</time>, at a resume", page)
+    if num_batches > 1:
+        assert "resumes on 1, " in page
+    assert "no policy sets a limit" in page
+    work = dashboard.post("/jobs/local/tiny/checkpoints/verify", {"checkpoint": "checkpoint-30"})
+    number = work.headers["location"].rpartition("/")[2]
+    while dashboard.get(f"/actions/{number}.json").json()["state"] == "running":
+        pass
+    page = dashboard.get("/jobs/local/tiny/checkpoints").text
+    assert re.search(r"all files read <time [^>]*>[^<]*</time>, here", page)
