@@ -20,7 +20,7 @@ from safepoint.transparent.criu.trees import name_of, processes_of, resident_byt
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest, Machine
 from safepoint.transparent.images.store_dump import Dump, store_dumps
-from safepoint.transparent.pages.regions import require_lz4
+from safepoint.transparent.packages import require_packages
 from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-dump.log"
@@ -64,7 +64,7 @@ def freeze_tree(
         FreezeError: CRIU failed; the processes run on.
         SafepointError, OSError: the image could not be written; the processes run on.
     """
-    require_lz4()
+    require_packages()
     tree = processes_of(pid)
     if not tree:
         raise NotFoundError(f"there is no process {pid}; nothing was frozen", hint="name a process that runs")

@@ -14,7 +14,7 @@ from safepoint.transparent.criu.tree_dump import Restored
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
-from safepoint.transparent.pages.regions import require_lz4
+from safepoint.transparent.packages import require_packages
 from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-restore.log"
@@ -36,7 +36,7 @@ def thaw_image(
         FreezeError: CRIU could not restore the processes.
         StorageError: there is too little space for the raw pages.
     """
-    require_lz4()
+    require_packages()
     manifest = verify(location, name, deep=False)
     if manifest.machine.architecture != platform.machine():
         raise ImageError(

@@ -6,7 +6,7 @@ The result goes to stdout: lines, or one JSON document with `--json`. Progress g
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +15,11 @@ from safepoint.errors import ImageError, NothingValidError, UsageError, printabl
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
-from safepoint.transparent.images.location import ImageLocation
-from safepoint.transparent.images.manifest import ImageManifest, number_of
-from safepoint.transparent.images.materialise import raw_bytes
-from safepoint.transparent.images.materialise import verify as verify_image
+from safepoint.transparent.packages import require_packages
+
+if TYPE_CHECKING:
+    from safepoint.transparent.images.location import ImageLocation
+    from safepoint.transparent.images.manifest import ImageManifest
 
 app = typer.Typer(
     name="images",
@@ -56,11 +57,17 @@ def freeze(
     Exit codes: 10 there is no such process; 11 another process writes to the folder; 16 this machine has no CRIU 4.2
     or newer, or you are not root.
     """
-    from safepoint.transparent.criu.program import find_criu  # not at the top: other commands do not need them
+    from safepoint.transparent.criu.program import find_criu
+
+    criu = find_criu()
+    require_packages()
+    # Not at the top, here and below: without numpy, this module must still be importable.
     from safepoint.transparent.freeze import freeze_tree
+    from safepoint.transparent.images.location import ImageLocation
+    from safepoint.transparent.images.materialise import raw_bytes
 
     found = freeze_tree(
-        find_criu(), pid, ImageLocation(to), is_running_after=leave_running, progress=_progress("storing pages", None)
+        criu, pid, ImageLocation(to), is_running_after=leave_running, progress=_progress("storing pages", None)
     )
     manifest = found.manifest
     document = {
@@ -91,9 +98,11 @@ def thaw(image: _Image, as_json: _Json = False) -> None:
     newer, or you are not root.
     """
     from safepoint.transparent.criu.program import find_criu
-    from safepoint.transparent.thaw import thaw_image
 
     criu = find_criu()
+    require_packages()
+    from safepoint.transparent.thaw import thaw_image
+
     location, name = _find(image)
     manifest = location.read(name)
     restored = thaw_image(criu, location, name, progress=_progress("restoring pages", manifest))
@@ -110,6 +119,10 @@ def thaw(image: _Image, as_json: _Json = False) -> None:
 @app.command("list")
 def list_(folder: _Folder, as_json: _Json = False) -> None:
     """List the images of a folder, newest first."""
+    require_packages()
+    from safepoint.transparent.images.location import ImageLocation
+    from safepoint.transparent.images.materialise import raw_bytes
+
     location = ImageLocation(folder)
     documents: list[dict[str, Any]] = []
     rows: list[list[str]] = []
@@ -139,6 +152,9 @@ def list_(folder: _Folder, as_json: _Json = False) -> None:
 @app.command()
 def show(image: _Image, as_json: _Json = False) -> None:
     """Show what an image holds, and which other images it needs."""
+    require_packages()
+    from safepoint.transparent.images.materialise import raw_bytes
+
     location, name = _find(image)
     manifest = location.read(name)
     document = {**_document(manifest, location.folder), "manifest": json.loads(manifest.to_bytes())}
@@ -171,6 +187,11 @@ def verify(
     Without --deep, only the manifests, the tables of pages and the sizes of files are checked. Exit code 14: an image
     is damaged, or there is none.
     """
+    require_packages()
+    from safepoint.transparent.images.location import ImageLocation
+    from safepoint.transparent.images.manifest import number_of
+    from safepoint.transparent.images.materialise import verify as verify_image
+
     is_one = number_of(image.name) is not None
     location = ImageLocation(image.parent if is_one else image)
     names = [image.name] if is_one else location.names()
@@ -196,7 +217,10 @@ def verify(
         )
 
 
-def _find(image: Path) -> tuple[ImageLocation, str]:
+def _find(image: Path) -> "tuple[ImageLocation, str]":
+    from safepoint.transparent.images.location import ImageLocation
+    from safepoint.transparent.images.manifest import number_of
+
     if number_of(image.name) is not None:
         return ImageLocation(image.parent), image.name
     location = ImageLocation(image)
@@ -205,7 +229,7 @@ def _find(image: Path) -> tuple[ImageLocation, str]:
     return location, location.newest()
 
 
-def _progress(title: str, manifest: ImageManifest | None) -> Callable[[int], None] | None:
+def _progress(title: str, manifest: "ImageManifest | None") -> Callable[[int], None] | None:
     """Show how much of the pages is done, if the whole is known."""
     if manifest is None:
         return None
@@ -219,7 +243,9 @@ def _progress(title: str, manifest: ImageManifest | None) -> Callable[[int], Non
     return update
 
 
-def _document(manifest: ImageManifest, folder: Path) -> dict[str, Any]:
+def _document(manifest: "ImageManifest", folder: Path) -> dict[str, Any]:
+    from safepoint.transparent.images.materialise import raw_bytes
+
     return {
         "name": manifest.name,
         "path": str(folder / manifest.name),

@@ -14,8 +14,9 @@ import xxhash
 
 from safepoint.errors import ImageError
 from safepoint.foundation.files import write_at
+from safepoint.transparent.packages import require_packages
 from safepoint.transparent.pages.layout import PAGE_BYTES, REGION_PAGES, ZERO
-from safepoint.transparent.pages.regions import RegionFile, require_lz4
+from safepoint.transparent.pages.regions import RegionFile
 from safepoint.transparent.pages.table import PageFileId, PageTable, pieces
 
 _NUM_CACHED = 32
@@ -64,7 +65,7 @@ def _checked(
     table: PageTable, files: Mapping[PageFileId, RegionFile], progress: Callable[[int], None] | None
 ) -> Iterator[memoryview]:
     """The pages in order. After the last ones, their digest is compared."""
-    require_lz4()
+    require_packages()
     digester = xxhash.xxh3_128()
     for pages in _read_ahead(table, files):
         digester.update(pages)

@@ -5,33 +5,19 @@ LZ4 releases Python's global lock, so threads compress and decompress on several
 """
 
 import importlib
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from safepoint.errors import ImageError, MissingExtraError
+from safepoint.errors import ImageError
 from safepoint.foundation.shared_folders.opening import open_file
 from safepoint.transparent.pages.layout import PAGE_BYTES, REGION_PAGES, REGIONS_HEADER
 from safepoint.transparent.pages.table import PageTable
 
 _LEAST_SAVED = 16
 """A region is stored compressed if that saves at least one of this many parts."""
-
-
-def require_lz4() -> None:
-    """Check that LZ4 is installed, before anything is frozen or written.
-
-    Raises:
-        MissingExtraError: the extra `transparent` is not installed.
-    """
-    if importlib.util.find_spec("lz4") is None:
-        raise MissingExtraError(
-            "process images need lz4, which is not installed; nothing was done",
-            hint="pip install 'safepoint[transparent]'",
-        )
 
 
 def _block() -> Any:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safepoint.checkpoint.format.digest import FileDigest, FileDigester
 from safepoint.errors import ImageError
 from safepoint.foundation.shared_folders import no_links
+from safepoint.transparent.packages import require_packages
 from safepoint.transparent.pages.contents import digest_of_zero, digest_pages, find_zero
 from safepoint.transparent.pages.layout import (
     DIGEST,
@@ -36,7 +37,7 @@ from safepoint.transparent.pages.layout import (
     TableHeader,
 )
 from safepoint.transparent.pages.older import OlderPages
-from safepoint.transparent.pages.regions import compress, require_lz4
+from safepoint.transparent.pages.regions import compress
 
 BLOCK_BYTES = 4 << 20
 _MODE = 0o600
@@ -108,7 +109,7 @@ def write_pages(
         MissingExtraError: the extra `transparent` is not installed.
         OSError: the stream cannot be read, or the files cannot be written.
     """
-    require_lz4()
+    require_packages()
     if older is not None:
         older.begin(part, file)
     buffer = bytearray(BLOCK_BYTES)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from safepoint.checkpoint.format.digest import digest_file
 from safepoint.errors import ImageError, MissingExtraError
-from safepoint.transparent.pages import regions as regions_module
 from safepoint.transparent.pages.layout import MOST_PAGES, PAGE_BYTES, REGION_PAGES, TableHeader
 from safepoint.transparent.pages.older import OlderPages, num_stored_of
 from safepoint.transparent.pages.reader import check_pages, restore_pages
@@ -190,7 +189,7 @@ def test_a_stream_may_drip(tmp_path: Path) -> None:
 
 
 def test_without_the_extra_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions_module.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match="safepoint\\[transparent\\]"):
         write_pages(io.BytesIO(), tmp_path, part=0, file=1, seed=_SEED)
     assert os.listdir(tmp_path) == []
