@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs test-images test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +19,7 @@ INSTALL := $(BIN)/uv pip install --quiet --python
 VERSIONS := .venv/versions
 # Two test files at a time, which leaves jobs half as fast.
 LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
-EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,trl]
+EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,transparent,trl]
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,10 +53,10 @@ surface: $(INSTALLED) ## record what users rely on (tests/unit/surface.json), af
 	$(BIN)/python -m tests.support.surface
 
 check: lint ## formatting, lint, types, layers and the unit tests
-	$(LANES) -m 'not ranks and not s3 and not cluster and not browser and not long'
+	$(LANES) -m 'not ranks and not s3 and not cluster and not browser and not images and not long'
 
 test: lint ## everything a change must pass: `check` and the tests with real ranks
-	$(LANES) -m 'not s3 and not cluster and not browser and not long'
+	$(LANES) -m 'not s3 and not cluster and not browser and not images and not long'
 
 test-s3: $(INSTALLED) ## the storage tests on real S3 servers: Ceph RGW, installed on Debian as root, and MinIO, built with Go
 	if $(BIN)/python -m tests.support.ceph_rgw install; then $(LANES) -m 's3 and not minio and not long'; fi
@@ -75,6 +75,9 @@ test-browser-core: $(INSTALLED) ## of these, the life of a job, the pages on a s
 
 test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, server and two clients; as root (2 minutes)
 	if $(BIN)/python -m tests.support.nfs install; then $(BIN)/pytest -m long tests/attacks/test_nfs.py; fi
+
+test-images: $(INSTALLED) ## process images of real processes, with CRIU from Debian unstable; as root (5 minutes)
+	if $(BIN)/python -m tests.support.criu install; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images; fi
 
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
@@ -129,7 +132,7 @@ test-versions: $(SETS:%=test-set-%) ## what meets the frameworks, in each set of
 
 $(SETS:%=test-set-%): test-set-%: $(VERSIONS)/%/.installed
 	$(VERSIONS)/$*/bin/python -m pip freeze | grep -E '^(accelerate|lightning|numpy|peft|torch|transformers|trl)=='
-	$(VERSIONS)/$*/bin/python -m pytest -m 'not s3 and not cluster and not browser and not long' $(MEET_FRAMEWORKS)
+	$(VERSIONS)/$*/bin/python -m pytest -m 'not s3 and not cluster and not browser and not images and not long' $(MEET_FRAMEWORKS)
 
 test-versions-smoke: $(VERSIONS)/oldest/.installed ## of these, a few with the oldest releases: units, two interruptions (4 minutes)
 	$(VERSIONS)/oldest/bin/python -m pytest tests/unit/training/compatibility tests/unit/training/integrations tests/unit/snapshot/images

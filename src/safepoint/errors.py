@@ -16,10 +16,12 @@ SafepointError                 base of all of them
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
 │   ├── ManifestError    14   the manifest itself is unreadable or unacceptable
 │   └── UnreadableError  14   the store refuses an object of the checkpoint, but serves others
+├── ImageError           14   a process image is damaged, hostile, or of another version
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
 ├── SaveError             1   a save did not become a checkpoint
+├── FreezeError           1   processes could not be frozen or restored
 └── PeerError             1   another rank has ended or disagrees
 Interrupted (SystemExit) 75   the run stopped on request; raised through the user's script
 ```
@@ -195,6 +197,12 @@ class UnreadableError(CheckpointError):
     """The store refuses an object of the checkpoint, but serves other objects."""
 
 
+class ImageError(SafepointError):
+    """A process image is damaged, hostile, or of a version that this release cannot read."""
+
+    exit_code = ExitCode.NOTHING_VALID
+
+
 class NothingValidError(SafepointError):
     """There is no valid checkpoint. A run without any checkpoint starts at step 0 and does not raise this error."""
 
@@ -219,6 +227,10 @@ class MissingExtraError(UnsupportedError, ImportError):
 
 class SaveError(SafepointError):
     """A save did not become a checkpoint; nothing of it is left behind."""
+
+
+class FreezeError(SafepointError):
+    """CRIU could not freeze or restore processes. Processes that were to be frozen run on."""
 
 
 class PeerError(SafepointError):

@@ -203,7 +203,9 @@ def test_a_job_that_is_changed_while_it_is_scaled(
     assert not [change for change in cluster.changes if change == "DELETE trainjobs/a"]
 
 
-def test_a_plan_that_no_scale_has_written(cluster: Cluster, api: ClusterApi) -> None:
+def test_a_plan_that_no_scale_has_written(
+    cluster: Cluster, api: ClusterApi, caplog: pytest.LogCaptureFixture
+) -> None:
     """Someone who may create TrainJobs cannot have a job of another person replaced by another one."""
     from tests.support.cluster.plans import plan_for
 
@@ -214,8 +216,9 @@ def test_a_plan_that_no_scale_has_written(cluster: Cluster, api: ClusterApi) -> 
     del old["spec"]["suspend"]  # it runs
     planted = plan_for(successor, job="a", nodes=1)
     cluster.objects["trainjobs"].append(planted)
-    with pytest.raises(ConflictError, match="another program than Safepoint wrote the plan"):
+    with caplog.at_level(logging.WARNING):
         ClusterJobs(api).job("a")
+    assert "another program than Safepoint wrote the plan" in caplog.text
     assert cluster.trainjob() is old
     assert "suspend" not in old["spec"]
     ClusterJobs(api).jobs()

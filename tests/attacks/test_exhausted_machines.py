@@ -10,12 +10,13 @@ import threading
 from typing import Any
 
 import pytest
-from safepoint.snapshot.protocol.codec import encode
 
+from safepoint.foundation.channels.channel import Channel
+from safepoint.foundation.channels.codec import encode
 from safepoint.snapshot.keeper import __main__ as keeper_process
 from safepoint.snapshot.keeper.keeper_state import KeeperState, RankGroup
 from safepoint.snapshot.keeper.rescue import rescue
-from safepoint.snapshot.protocol.channel import Channel, listen, new_keeper_key
+from safepoint.snapshot.protocol.channel import listen, new_keeper_key
 from safepoint.snapshot.protocol.messages import Hello, KeeperPlan, Welcome, decode_keeper_message
 
 
@@ -50,12 +51,10 @@ def start_keeper(*results: socket.socket | OSError) -> None:
 
 def check_welcome(own: socket.socket) -> None:
     """Check that the keeper answers the rank at this end of a connection."""
-    own.settimeout(20.0)
     channel = Channel(own)
     channel.send(encode(Hello(rank=0, num_ranks=1, restart=0)))
-    received = channel.receive()
-    assert received is not None
-    assert isinstance(decode_keeper_message(received[0]), Welcome)
+    body, _ = channel.receive(20.0)
+    assert isinstance(decode_keeper_message(body), Welcome)
     channel.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.format.manifest import parse_json_object
+from safepoint.checkpoint.format.sealed_record import parse_json_object
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import ATTEMPT_KEY, RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import UploadRecord

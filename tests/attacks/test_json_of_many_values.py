@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from safepoint.checkpoint.foreign import contents
-from safepoint.checkpoint.format.manifest import parse_json_object
+from safepoint.checkpoint.format.sealed_record import parse_json_object
 from safepoint.checkpoint.tools.difference import compare
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import CheckpointError, ManifestError

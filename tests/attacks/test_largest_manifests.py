@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.checkpoint.commit import FolderDestination, commit
-from safepoint.checkpoint.format import manifest as manifests
+from safepoint.checkpoint.format import sealed_record
 from safepoint.checkpoint.format.catalog import newest_valid
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, NodePart
@@ -71,8 +71,8 @@ def _write(folder: Path, manifest: Manifest) -> None:
 )
 def test_the_largest(limit: int, roomy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is committed, listed, verified, uploaded, fetched and found by a resume."""
-    for module in ("manifest", "verify"):
-        monkeypatch.setattr(f"safepoint.checkpoint.format.{module}.MAX_MANIFEST_BYTES", limit)
+    monkeypatch.setattr("safepoint.checkpoint.format.verify.MAX_MANIFEST_BYTES", limit)
+    monkeypatch.setattr(sealed_record, "MAX_RECORD_BYTES", limit)
     for module in ("remote_folder", "publish", "verified_upload"):
         monkeypatch.setattr(f"safepoint.checkpoint.remote.{module}.MAX_MANIFEST_BYTES", limit)
     manifest = _largest(limit)
@@ -114,7 +114,7 @@ def _one_more(manifest: Manifest) -> Manifest:
 def test_one_more_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused with a message, and the checkpoint before it stays, also one of the same step."""
     limit = 1 << 20
-    monkeypatch.setattr(manifests, "MAX_MANIFEST_BYTES", limit)
+    monkeypatch.setattr(sealed_record, "MAX_RECORD_BYTES", limit)
     manifest = _one_more(_largest(limit))
     output = prepared(tmp_path / "run")
     before = commit_small(output, 20)
@@ -141,7 +141,7 @@ def test_the_limit_itself() -> None:
 
 def test_the_part_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record contains the manifest and more, so it reaches the limit earlier; it is refused in the same way."""
-    monkeypatch.setattr(manifests, "MAX_MANIFEST_BYTES", 1 << 20)
+    monkeypatch.setattr(sealed_record, "MAX_RECORD_BYTES", 1 << 20)
     manifest = _largest(1 << 20)
     paths = tuple(entry.path for entry in manifest.files)
     part = NodePart(node=0, num_nodes=2, paths=paths, manifest=manifest)

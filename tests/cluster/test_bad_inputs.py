@@ -4,6 +4,7 @@ The objects of the namespace are the same before and after each of them.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.support.cluster.workspace import (
     workspace,
 )
 from tests.support.commands import safepoint
+from tests.support.patience import PATIENCE
 
 _KINDS = (
     "trainjobs,trainingruntimes,jobsets,jobs,pods,services,configmaps,secrets,persistentvolumeclaims,"
@@ -108,7 +110,7 @@ def _without_users(document: dict[str, Any]) -> None:
 
 _LONG = "a" * 49
 _TWO = ("--nnodes", "2")
-_SINGLE = "single"
+_SINGLE, _READ_ONLY, _UNBOUND = "single", "read-only", "unbound"
 _CASES = {
     # names
     "name with capitals": _bad("--name Tiny", _USAGE, "'Tiny' is invalid", "lower case"),
@@ -142,6 +144,15 @@ _CASES = {
         _CONFLICT,
         (f"claim {_SINGLE} is", "nothing was"),
         "ReadWriteMany",
+    ),
+    "claim that is read-only": _bad(
+        f"--output-dir pvc://{_READ_ONLY}/x", _CONFLICT, ("is ReadOnlyMany", "nothing was"), "ReadWriteMany"
+    ),
+    "claim without a volume": _bad(
+        f"--output-dir pvc://{_UNBOUND}/x",
+        _CONFLICT,
+        (f"claim {_UNBOUND} is Pending, and gets no volume: ", "none-such", "nothing was"),
+        f"kubectl describe pvc {_UNBOUND}",
     ),
     "path out of the claim": _bad(f"--output-dir pvc://{CLAIM}/../x", _USAGE, "`..` in its path", "in full"),
     "claim with a blank": _bad(("--output-dir", "pvc://a b/x"), _USAGE, "invalid name of a claim", "255 letters"),
@@ -194,6 +205,12 @@ _CASES = {
     "env with a blank": _bad(("--env", "A B=c"), _USAGE, "'A B' is not a valid variable name", "letters"),
     "env with a key": _bad(
         "--env AWS_SECRET_ACCESS_KEY=x", _USAGE, ("AWS_SECRET_ACCESS_KEY", "nothing was"), "Secret"
+    ),
+    "env with a password": _bad(
+        "--env PIP_INDEX_URL=https://kim:hunter2@index.example/simple",
+        _USAGE,
+        ("PIP_INDEX_URL has a user name or a password", "nothing was"),
+        "add the key PIP_INDEX_URL with the whole address to a Secret",
     ),
     "env of the Trainer": _bad("--env PET_NNODES=3", _USAGE, ("PET_NNODES", "nothing was"), "leave out PET_NNODES"),
     # code
@@ -321,6 +338,13 @@ def village(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -
         claims = storage(team.namespace, team.folder, _SINGLE)
         for item in claims:
             item["spec"]["accessModes"] = ["ReadWriteOnce"]
+        read_only = storage(team.namespace, team.folder, _READ_ONLY)
+        for item in read_only:
+            item["spec"]["accessModes"] = ["ReadOnlyMany"]
+        _, unbound = storage(team.namespace, team.folder, _UNBOUND)
+        del unbound["spec"]["volumeName"]
+        unbound["spec"]["storageClassName"] = "none-such"
+        claims += [*read_only, unbound]
         reference = {"kind": "ClusterTrainingRuntime", "name": RUNTIME}
         taken = {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
@@ -331,6 +355,10 @@ def village(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -
         empty = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "empty", **metadata}}
         apply(cluster, [*queue_objects(team.namespace, cpu="1"), *claims, odd, empty])
         apply(cluster, [taken])
+        deadline_s = time.monotonic() + 60 * PATIENCE
+        while "ProvisioningFailed" not in team.kubectl("get", "events"):  # the cluster looks at the claim
+            assert time.monotonic() < deadline_s
+            time.sleep(1)
         yield team
 
 

@@ -14,11 +14,12 @@ import pytest
 
 from tests.support.cluster import killed
 from tests.support.cluster.plans import plan_for
-from tests.support.cluster.workspace import CLAIM, RUNTIME, Workspace, apply
+from tests.support.cluster.workspace import CLAIM, RUNTIME, Workspace, apply, queue_objects
 from tests.support.commands import Outcome, safepoint
 from tests.support.patience import PATIENCE
 
 _SIGKILL = -9
+_KUEUE = "kueue.x-k8s.io/v1beta1"
 
 
 class Command:
@@ -111,6 +112,12 @@ def plans(team: Workspace) -> list[str]:
     return [item["metadata"]["name"] for item in found]
 
 
+def release(team: Workspace) -> None:
+    """End the lease of the killed `scale`, which would end by itself half a minute later."""
+    for plan in plans(team):
+        team.kubectl("annotate", "trainjob", plan, "safepoint.dev/lease-")
+
+
 def until(is_so: object, seconds: float = 60) -> None:
     deadline_s = time.monotonic() + seconds * PATIENCE
     assert callable(is_so)
@@ -135,6 +142,26 @@ def test_submit(team: Workspace, tmp_path: Path) -> None:
         again = submit.run()
         assert again.code == 0 or "there is a job a" in again.stderr, again.stderr
         assert_whole(team)
+
+
+@pytest.mark.timeout(900)
+def test_delete_after_a_submit_that_was_killed(team: Workspace, tmp_path: Path) -> None:
+    """What was made for the job goes with it, also if it has no owner yet. Before there is a job, nothing is deleted:
+    another `submit` may just have made the objects."""
+    submit, log = submission(team, tmp_path / "train.py", nodes=2), tmp_path / "log"
+    delete = Command(team, "delete", "a")
+    for point in list(submit.points(log)):
+        assert delete.run().code == 0
+        assert_gone(team)
+        assert submit.requests(log, *point) == _SIGKILL, point
+        done = delete.run()
+        if done.code != 0:
+            assert "there is no job a" in done.stderr, (point, done.stderr)
+            assert submit.run().code == 0, point
+            assert_whole(team)
+            continue
+        assert_gone(team)
+        assert submit.run().code == 0, point
 
 
 @pytest.mark.timeout(900)
@@ -174,6 +201,7 @@ def test_scale(team: Workspace, tmp_path: Path) -> None:
         command, wanted = (up, 2) if nodes == 1 else (down, 1)
         code = command.requests(log, *point)
         if plans(team):
+            release(team)
             finisher = next(finishers)
             finisher = command if finisher is down else finisher
 
@@ -203,15 +231,18 @@ def test_a_successor_that_is_refused(team: Workspace, tmp_path: Path, caplog: py
     assert (submit.run().code, other.run().code) == (0, 0)
     job = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs/a"
     assert scale.requests(log, "DELETE", job, "1") == _SIGKILL
+    release(team)
     team.kubectl("create", "quota", "none", "--hard=count/trainjobs.trainer.kubeflow.org=0")
     until(lambda: "used" in team.get("quota", "none")["status"])
     done = list_.run()
     until(lambda: list_.run().code == 0 and "a quota of the namespace is used up" in caplog.text)
     assert done.code == 0
     assert "\nb " in done.stdout
-    assert "a quota of the namespace is used up" in status.run().stderr
+    caplog.clear()
+    assert status.run().code == 0
+    assert "a quota of the namespace is used up" in caplog.text
     team.kubectl("delete", "quota", "none")
-    until(lambda: status.run().code == 0)
+    until(lambda: status.run().code == 0 and not plans(team))
     assert team.get("trainjob", "a")["spec"]["trainer"]["numNodes"] == 2
 
 
@@ -246,7 +277,10 @@ def test_a_deleted_job_has_no_successor(team: Workspace, tmp_path: Path) -> None
 
 @pytest.mark.timeout(300)
 def test_the_plan_of_a_change_is_no_job(team: Workspace, tmp_path: Path) -> None:
-    """It runs nothing, is not listed, cannot be deleted by name, and leaves nothing."""
+    """It runs nothing, is not listed, cannot be deleted by name, and leaves nothing.
+
+    When the lease of the killed command is over, `list` continues the change.
+    """
     submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
     scale = Command(team, "scale", "a", "--nnodes", "2")
     assert submit.run().code == 0
@@ -268,6 +302,33 @@ def test_the_plan_of_a_change_is_no_job(team: Workspace, tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(300)
+def test_the_plan_of_a_change_stays_out_of_the_default_queue(team: Workspace, tmp_path: Path) -> None:
+    """Kueue puts TrainJobs without the name of a queue into the queue `default`, and starts them. A helper is put
+    there, too, and runs."""
+    apply(team.cluster, queue_objects(team.namespace, cpu="4"))
+    spec = {"clusterQueue": team.namespace}
+    metadata = {"name": "default", "namespace": team.namespace}
+    apply(team.cluster, [{"apiVersion": _KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": spec}])
+    submit, log = submission(team, tmp_path / "train.py"), tmp_path / "log"
+    scale = Command(team, "scale", "a", "--nnodes", "2")
+    assert submit.run().code == 0
+    label = "kueue.x-k8s.io/queue-name"
+    until(lambda: team.get("trainjob", "a")["metadata"]["labels"].get(label) == "default")
+    jobs = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs"
+    assert scale.requests(log, "POST", jobs, "1") == _SIGKILL
+    [plan] = plans(team)
+    time.sleep(10)  # Kueue would have admitted it
+    assert team.get("trainjob", plan)["spec"]["suspend"] is True
+    assert not any(pod["metadata"]["name"].startswith(plan) for pod in team.get("pods")["items"])
+    listed = safepoint("checkpoints", "list", "--on", ".", "--namespace", team.namespace, f"pvc://{CLAIM}/a")
+    assert "in queue" not in listed.stderr
+    until(lambda: scale.run().code == 0 and not plans(team))
+    assert team.get("trainjob", "a")["spec"]["trainer"]["numNodes"] == 2
+    assert Command(team, "delete", "a").run().code == 0
+    assert team.left_at_last() == []
+
+
+@pytest.mark.timeout(300)
 def test_a_plan_that_another_person_changes(
     team: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -277,6 +338,7 @@ def test_a_plan_that_another_person_changes(
     assert submit.run().code == 0
     job = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{team.namespace}/trainjobs/a"
     assert scale.requests(log, "DELETE", job, "1") == _SIGKILL
+    release(team)
     until(lambda: "trainjob.trainer.kubeflow.org/a" not in team.left())
     [plan] = plans(team)
     content = team.get("trainjob", plan)["metadata"]["annotations"]["safepoint.dev/succession"]

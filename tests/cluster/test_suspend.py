@@ -9,6 +9,7 @@ import pytest
 from safepoint import TrainerClient
 from safepoint.checkpoint.tools.receipt import check_checkpoint
 from safepoint.errors import ExitCode
+from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.sdk.upstream import KubernetesBackendConfig
 from tests.cluster.test_doctor import user
 from tests.cluster.test_life import ON, TRAIN, submit, trains_at, wait
@@ -205,4 +206,62 @@ def test_scale_and_the_sdk_have_the_receipt_too(team: Workspace) -> None:
     assert suspended.receipt is not None
     assert suspended.receipt.step > scaled.receipt.step
     assert suspended.receipt.was_requested
+    delete(team, "tiny")
+
+
+@pytest.mark.timeout(400)
+def test_a_job_of_a_queue_with_kueues_own_role_for_users(
+    team: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may only read Workloads. The job trains on, and no command stops it later."""
+    apply(team.cluster, queue_objects(team.namespace, cpu="1"))
+    submit(team, "tiny", "--queue", QUEUE, *ONE_POD, program=SLOW)
+    wait(team, "tiny", trains_at(4))
+    before = {name: team.get("trainjob", "tiny")["spec"].get(name) for name in ("suspend", "trainer")}
+    [pod] = [pod["metadata"]["uid"] for pod in team.get("pods")["items"]]
+    core = [{"apiGroups": [""], "resources": ["*"], "verbs": ["*"]}]
+    api = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{api}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "batch-user", "namespace": team.namespace},
+        "subjects": [{"kind": "ServiceAccount", "name": "person", "namespace": team.namespace}],
+        "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": "kueue-batch-user-role"},
+    }
+    with monkeypatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(user(team, tmp_path, core)))
+        apply(team.cluster, [binding])
+        for words in (("suspend", "tiny"), ("scale", "tiny", "--nnodes", "2")):
+            done = safepoint(words[0], *ON, team.namespace, *words[1:])
+            assert done.code == ExitCode.NOT_AUTHORISED, (words, done.stdout, done.stderr)
+            assert "you may not patch workloads; nothing was done" in done.stderr
+        assert safepoint("list", *ON, team.namespace).code == 0
+        assert "may not patch workloads" in safepoint("doctor", *ON, team.namespace).stdout
+    job = team.get("trainjob", "tiny")
+    assert {name: job["spec"].get(name) for name in before} == before
+    assert [pod] == [one["metadata"]["uid"] for one in team.get("pods")["items"]]
+    assert team.get("trainjobs", "", "-l", "safepoint.dev/successor-of")["items"] == []
+    delete(team, "tiny")
+
+
+@pytest.mark.timeout(400)
+def test_another_person_resumes_the_job_meanwhile(team: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends with a message, and the job trains on."""
+    submit(team, "tiny", *ONE_POD, program=SLOW)
+    wait(team, "tiny", trains_at(4))
+    asked = ClusterApi.patch
+
+    def patch(api: ClusterApi, kind: str, name: str, body: Any) -> Any:
+        done = asked(api, kind, name, body)
+        if body.get("spec") == {"suspend": True}:  # the other person acts before the pods are gone
+            team.kubectl("patch", "trainjob", "tiny", "--type=merge", "-p", '{"spec":{"suspend":false}}')
+        return done
+
+    monkeypatch.setattr(ClusterApi, "patch", patch)
+    done = suspend(team, "tiny")
+    assert done.code == ExitCode.CONFLICT, (done.stdout, done.stderr)
+    assert "job tiny was resumed while it was being suspended" in done.stderr
+    monkeypatch.undo()
+    monkeypatch.setenv("KUBECONFIG", str(team.cluster.kubeconfig))
+    wait(team, "tiny", trains_at(5), 180)
     delete(team, "tiny")

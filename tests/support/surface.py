@@ -36,8 +36,10 @@ from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, S
 from safepoint.progress.trainer_status import TrainerStatus
 from safepoint.sdk.upstream import trainer as kubeflow
 from safepoint.settings.run_settings import RunSettings, variable
+from safepoint.transparent.images.location import ImageLocation
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
+from tests.support.criu_images import add_image
 
 SNAPSHOT = Path(__file__).parents[1] / "unit" / "surface.json"
 _SOURCES = Path(package.__file__).parent
@@ -207,6 +209,7 @@ def _asked(folder: Path) -> dict[str, Any]:
     for step in (10, 20, 30):
         commit(output, step)
     (output.root / "checkpoint-20" / "model.safetensors").unlink()
+    add_image(ImageLocation(folder / "images"), folder / "dump", {100: b"x" * 4096})
     (folder / "safepoint.toml").write_text("[run]\ngrace = 40\n")
     documents: dict[str, tuple[str, ...]] = {
         "checkpoints list": ("out",),
@@ -217,6 +220,9 @@ def _asked(folder: Path) -> dict[str, Any]:
         "checkpoints export": ("out", "model"),
         "checkpoints diff": ("out/checkpoint-10", "out/checkpoint-30"),
         "checkpoints repair": ("out", "--dry-run"),
+        "images list": ("images",),
+        "images show": ("images",),
+        "images verify": ("images", "--deep"),
         "config show": ("--all",),
         "doctor": ("--output-dir", "out"),
         "pack": ("-o", "safepoint.pyz"),

@@ -19,11 +19,13 @@ CODES = {
     "CheckpointError": 14,
     "ManifestError": 14,
     "UnreadableError": 14,
+    "ImageError": 14,
     "NothingValidError": 14,
     "WaitTimeoutError": 15,
     "UnsupportedError": 16,
     "MissingExtraError": 16,
     "SaveError": 1,
+    "FreezeError": 1,
     "PeerError": 1,
 }
 

@@ -15,12 +15,12 @@ file is written (`checkpoint.tools.atomic_export`).
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from safepoint.checkpoint.format.catalog import lacks_record, set_aside
-from safepoint.checkpoint.format.manifest import Manifest, NodePart
+from safepoint.checkpoint.format.manifest import FileEntry, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing, is_newer_format, list_files
 from safepoint.errors import ConflictError, SaveError
 from safepoint.foundation import files
@@ -36,10 +36,29 @@ def manifest_of(record: Record) -> Manifest:
     return record if isinstance(record, Manifest) else record.manifest
 
 
-class Destination(Protocol):
-    """A folder or a prefix of a store, in which a checkpoint or a model appears whole or not at all."""
+class FileRecord(Protocol):
+    """What a commit needs of a record: a `Manifest`, a `NodePart`, or the manifest of a process image."""
 
-    def prepare(self, record: Record | None) -> None:
+    file_name: ClassVar[str]
+    """The name of the record's own file."""
+
+    @property
+    def files(self) -> Sequence[FileEntry]:
+        """The files that the record describes."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The content of the record's own file."""
+        ...
+
+
+_RecordT_contra = TypeVar("_RecordT_contra", contravariant=True)
+
+
+class Destination(Protocol[_RecordT_contra]):
+    """A folder or a prefix of a store, in which a checkpoint, a model or an image appears whole or not at all."""
+
+    def prepare(self, record: _RecordT_contra | None) -> None:
         """Compare the files with the record and make them durable. Likely errors, such as a full disk, occur here.
 
         Args:
@@ -70,8 +89,8 @@ def _alone(work: Callable[[], None]) -> None:
 
 
 def commit(
-    destination: Destination,
-    record: Record | None,
+    destination: Destination[_RecordT_contra],
+    record: _RecordT_contra | None,
     *,
     together: Callable[[Callable[[], None]], object] = _alone,
 ) -> None:
@@ -92,7 +111,7 @@ def commit(
 
 
 @contextlib.contextmanager
-def discarding(destination: Destination) -> Generator[None]:
+def discarding(destination: Destination[Any]) -> Generator[None]:
     """If the `with` block fails, discard the files at `destination`, unless another writer has claimed it."""
     try:
         yield
@@ -120,7 +139,7 @@ class FolderDestination:
         self._trash = trash
         self._is_durable = is_durable
 
-    def prepare(self, record: Record | None) -> None:
+    def prepare(self, record: FileRecord | None) -> None:
         """See `Destination`."""
         if is_newer_format(self.target):
             raise SaveError(

@@ -145,11 +145,13 @@ def _has(jobs: JobPlace[Any], name: str) -> bool:
     return True
 
 
-def connected(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterJobs":
+def connected(
+    on: str, namespace: str | None, *, within_s: float | None = None, is_read_only: bool = False
+) -> "ClusterJobs":
     """The jobs of a cluster, as a context manager that closes the connections. No request is sent yet."""
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
-    return ClusterJobs(cluster_api(on, namespace, within_s=within_s))
+    return ClusterJobs(cluster_api(on, namespace, within_s=within_s), is_read_only=is_read_only)
 
 
 def cluster_api(on: str, namespace: str | None, *, within_s: float | None = None) -> "ClusterApi":

@@ -4,7 +4,9 @@ The programs have a time limit, because a broken driver or a dead file server ca
 """
 
 import contextlib
+import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.doctor.finding import Finding, Status
+from safepoint.errors import UnsupportedError
 from safepoint.foundation.units import format_bytes
+from safepoint.transparent.criu.program import VARIABLE, version_of
 
 _TORCH_LIMIT_S, _LIMIT_S = 12.0, 5.0
 _SLOW_IMPORT_S = 8.0
@@ -215,27 +219,33 @@ def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
 def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
     """Whether this user can freeze processes with CRIU. Trainings do not need CRIU, so its absence is ok."""
     check, why = "criu", "it freezes processes that cannot save a checkpoint; trainings do not need it"
-    program = shutil.which("criu")
+    program = os.environ.get(VARIABLE) or shutil.which("criu")
     held = _capabilities(status)
     rights = f"with {' and '.join(held)}" if held else f"without {' and '.join(_CAPABILITIES)}"
     if program is None:
         return Finding(check=check, status=Status.OK, found=f"not installed; this process runs {rights}", why=why)
+
+    def warning(found: str, fix: str) -> Finding:
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
+
     try:
+        version = version_of(program)
         answer = ask([program, "check"], limit_s=_LIMIT_S)
+    except UnsupportedError as error:
+        return warning(error.message.removesuffix("; nothing was done"), error.hint or "reinstall CRIU")
     except OSError as error:
-        found = f"{program}: {error.strerror}"
-        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix="reinstall CRIU")
+        return warning(f"{program}: {error.strerror}", "reinstall CRIU")
+    named = f"{program}, CRIU {version}"
     if answer.code == 0 and held:
-        return Finding(check=check, status=Status.OK, found=f"{program} works, {rights}", why=why)
+        if importlib.util.find_spec("lz4") is None:
+            return warning(f"{named}, works, {rights}; lz4 is missing", "pip install 'safepoint[transparent]'")
+        return Finding(check=check, status=Status.OK, found=f"{named}, works, {rights}", why=why)
     result = "it works" if answer.code == 0 else answer.last_error or f"it ends with exit code {answer.code}"
     if answer.code is None:
         result = f"it does not answer within {_LIMIT_S:.0f} s"
-    return Finding(
-        check=check,
-        status=Status.WARNING,
-        found=f"{program} check: {result}; {rights}",
-        why=why,
-        fix="give the container CAP_CHECKPOINT_RESTORE and CAP_SYS_PTRACE; the kernel must be 5.9 or newer",
+    return warning(
+        f"{named}, check: {result}; {rights}",
+        "run as root, in a container with --privileged; the kernel must be 5.9 or newer",
     )
 
 

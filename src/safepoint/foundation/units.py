@@ -42,10 +42,10 @@ def format_age(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 file`, `3 files`, `2 batches`."""
+    """`1 file`, `3 files`, `2 batches`, `2 processes`."""
     if count == 1:
         return f"{count} {noun}"
-    return f"{count} {noun}es" if noun.endswith("ch") else f"{count} {noun}s"
+    return f"{count} {noun}es" if noun.endswith(("ch", "ss")) else f"{count} {noun}s"
 
 
 def nearest(word: str, known: Collection[str]) -> str:

@@ -412,7 +412,9 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         if not path.exists():
             raise KeyError(f"{folder} has no {key}.pt")
         try:
-            content = restricted_load(path, map_location="cpu", mmap=True)
+            # Only a module copies the loaded tensors. What others keep must not change, or end the process, when
+            # another person writes to the file or truncates it.
+            content = restricted_load(path, map_location="cpu", mmap=isinstance(value, torch.nn.Module))
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything

@@ -26,6 +26,7 @@ from safepoint.checkpoint.weights.torch_file import (
 )
 from safepoint.errors import CheckpointError
 from safepoint.foundation.bounded_json import parse_object
+from safepoint.foundation.field_types import VARIABLES
 from safepoint.storage.browsing import ReadablePath
 
 _MAX_HEADER_BYTES = 100_000_000
@@ -54,7 +55,9 @@ def tensors_of(path: ReadablePath) -> set[str]:
         if length < 0 or data_bytes < 0 or length > _MAX_HEADER_BYTES:
             raise CheckpointError("not a safetensors file, or truncated: the file is shorter than its header says")
         header: dict[str, Any] = parse_object(file.read(length), max_bytes=_MAX_HEADER_BYTES)
-    header.pop("__metadata__", None)
+    described: Any = header.pop("__metadata__", None)
+    if described is not None and not VARIABLES.fits(described):  # the library refuses such a file
+        raise CheckpointError("its __metadata__ is no mapping of names to texts")
     places = sorted(_place_of(name, record) for name, record in header.items())
     end = 0
     for begin, after, name in places:

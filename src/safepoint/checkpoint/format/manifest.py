@@ -12,18 +12,23 @@ import contextlib
 import enum
 import functools
 import itertools
-import json
 import math
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, cast
 
-from safepoint.checkpoint.format.digest import ALGORITHM, FileDigest, digest_bytes, digest_of_parts, num_parts
-from safepoint.errors import ManifestError, SaveError
+from safepoint.checkpoint.format.digest import ALGORITHM, FileDigest, digest_of_parts, num_parts
+from safepoint.checkpoint.format.sealed_record import (
+    MAX_RECORD_BYTES,
+    open_sealed,
+    parse_json_object,
+    refusing_malformed,
+    seal,
+)
+from safepoint.errors import ManifestError
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import MAX_BYTES, has_more_values, parse_object
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
 from safepoint.foundation.shared_folders.no_links import RECORDS
 
@@ -34,20 +39,13 @@ _PART_FORMAT = "safepoint-part"
 VERSION = 1
 UNKNOWN_DIGEST = f"{ALGORITHM}:{'0' * 32}"
 """The value that stands in `base` for an unknown digest of the frozen base model."""
-MAX_MANIFEST_BYTES = 64 << 20
-"""Enough for about 500,000 files. A larger manifest is neither read into memory nor written."""
 
+MAX_MANIFEST_BYTES = MAX_RECORD_BYTES
 _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # control characters, surrogates and the backslash
 _MAX_PATH_BYTES = 4096
 _MAX_NAME_BYTES = 255
 """The longest name of a folder or file on usual file systems."""
-_SELF = "manifest_digest"
-_SELF_LINE = re.compile(rb'^ "manifest_digest": "([^"\\\n]*)",\n', re.MULTILINE)
-_LEAST_BYTES = 16
-"""A large record has at least this many bytes for each JSON value. The entry of a file has about 25 bytes for each
-value."""
-_MAX_SHOWN = 300
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """The form of a run id, which becomes a part of folder names."""
 _MOST = (1 << 63) - 1
@@ -68,16 +66,17 @@ def _are_metrics(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_real, cast("Mapping[str, Any]", value).values()))
 
 
-def _is_digest(value: Any) -> bool:
+def is_digest(value: Any) -> bool:
+    """Whether `value` is a digest as a manifest states it."""
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def _are_digests(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_digest, cast("list[Any]", value)))
+    return isinstance(value, list | tuple) and all(map(is_digest, cast("list[Any]", value)))
 
 
 def _is_base(value: Any) -> bool:
-    return VARIABLES.fits(value) and set(value) == {"name", "revision", "digest"} and _is_digest(value["digest"])
+    return VARIABLES.fits(value) and set(value) == {"name", "revision", "digest"} and is_digest(value["digest"])
 
 
 def _is_run_id(value: Any) -> bool:
@@ -90,7 +89,7 @@ _DIGEST_WORDS = f"{ALGORITHM}:<32 hex digits>"
 _ENTRY_KINDS = {
     "path": TEXT,
     "size_bytes": whole(least=0),
-    "digest": Kind(words=_DIGEST_WORDS, fits=_is_digest),
+    "digest": Kind(words=_DIGEST_WORDS, fits=is_digest),
     "parts": Kind(words=f"a list of {_DIGEST_WORDS}", fits=_are_digests),
 }
 _FACT_KINDS = {
@@ -285,9 +284,9 @@ class Manifest(ManifestFacts):
             "metrics": dict(self.metrics),
             **({} if self.base is None else {"base": dict(self.base)}),
             "created": self.created,
-            "files": [_record(entry) for entry in self.files],
+            "files": [entry_record(entry) for entry in self.files],
         }
-        return _seal_record(record)
+        return seal(record)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
@@ -298,14 +297,14 @@ class Manifest(ManifestFacts):
         Raises:
             ManifestError: the manifest is invalid; no path in it was used.
         """
-        record = _open_record(data, name=FORMAT)
-        with _refusing_malformed():
+        record = open_sealed(data, name=FORMAT, version=VERSION)
+        with refusing_malformed():
             files: Any = record["files"]
             if not isinstance(files, list) or not all(isinstance(item, dict) for item in cast("list[Any]", files)):
                 raise TypeError("files must be a list of objects")
             stated: dict[str, Any] = {"zero_stage": None, "base": None, **record}
             stated["trigger"] = Trigger(stated["trigger"])
-            stated["files"] = tuple(_read_entry(item) for item in cast("list[dict[str, Any]]", files))
+            stated["files"] = tuple(read_entry(item) for item in cast("list[dict[str, Any]]", files))
             return cls(**{one.name: stated[one.name] for one in fields(cls)})
 
 
@@ -328,12 +327,14 @@ Describe = Callable[[tuple[FileEntry, ...]], Manifest]
 """Makes the manifest of a checkpoint with these files, which are sorted by path."""
 
 
-def _record(entry: FileEntry) -> dict[str, Any]:
+def entry_record(entry: FileEntry) -> dict[str, Any]:
+    """The entry as it is in a manifest."""
     record = {"path": entry.path, "size_bytes": entry.size_bytes, "digest": entry.digest}
     return {**record, "parts": list(entry.parts)} if entry.parts else record
 
 
-def _read_entry(record: Mapping[str, Any]) -> FileEntry:
+def read_entry(record: Mapping[str, Any]) -> FileEntry:
+    """Read the entry of a file; KeyError, TypeError or ValueError if it is malformed."""
     parts = tuple(record.get("parts", ()))
     return FileEntry(path=record["path"], size_bytes=record["size_bytes"], digest=record["digest"], parts=parts)
 
@@ -374,7 +375,7 @@ class NodePart:
 
     def to_bytes(self) -> bytes:
         """The canonical JSON, with a digest of itself; SaveError when it would be too large to be read."""
-        return _seal_record(
+        return seal(
             {
                 "format": _PART_FORMAT,
                 "version": VERSION,
@@ -393,8 +394,8 @@ class NodePart:
         Raises:
             ManifestError: the record is invalid; no path in it was used.
         """
-        record = _open_record(data, name=_PART_FORMAT)
-        with _refusing_malformed():
+        record = open_sealed(data, name=_PART_FORMAT, version=VERSION)
+        with refusing_malformed():
             _PART_KINDS["paths"].check("paths", record["paths"])
             TEXT.check("manifest", record["manifest"])
             return cls(
@@ -406,45 +407,6 @@ class NodePart:
             )
 
 
-def _seal_record(record: Mapping[str, Any]) -> bytes:
-    """Canonical JSON of `record`, with a digest of itself.
-
-    Raises:
-        SaveError: it is too large to be read again.
-    """
-    data = _canonical({**record, _SELF: digest_bytes(_canonical(record))})
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise SaveError(
-            f"the record of the checkpoint's files would have {len(data)} bytes, and at most {MAX_MANIFEST_BYTES} "
-            "can be read; nothing was written",
-            hint="save fewer and larger files",
-        )
-    return data
-
-
-def _open_record(data: bytes, *, name: str) -> dict[str, Any]:
-    """Read a record of the format `name`, which `_seal_record` has written, and check its digest.
-
-    Raises:
-        ManifestError: `data` has another format or version, or was altered.
-    """
-    record = parse_json_object(data)
-    if record.get("format") != name:
-        raise ManifestError(f"it is not a {name} (format is {_shortened(repr(record.get('format')))})")
-    stated_version = record.get("version")
-    if type(stated_version) is not int or stated_version != VERSION:  # True == 1, and is not a version
-        raise ManifestError(
-            f"its version is {_shortened(repr(stated_version))}, this release reads version {VERSION}",
-            hint="use the release of safepoint that wrote it",
-        )
-    # The digest covers the record without the line that states the digest, so this line is removed from `data` before
-    # the digests are compared. To serialize a large record again, without this line, would take a minute.
-    stated = [one.decode(errors="replace") for one in _SELF_LINE.findall(data)]
-    if stated != [record.get(_SELF)] or stated != [digest_bytes(_SELF_LINE.sub(b"", data))]:
-        raise ManifestError("it was altered after it was written: its own digest does not match")
-    return record
-
-
 def is_of_newer_release(data: bytes) -> bool:
     """Whether `data` is a record of a later version of the format. Callers do not replace or delete its files."""
     with contextlib.suppress(ManifestError):
@@ -454,37 +416,3 @@ def is_of_newer_release(data: bytes) -> bool:
         # Compared with a tuple, not a set, because a format that is a list has no hash.
         return record.get("format") in (FORMAT, _PART_FORMAT) and is_later
     return False
-
-
-@contextlib.contextmanager
-def _refusing_malformed() -> Generator[None]:
-    """Turn the errors of invalid fields into a ManifestError."""
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ManifestError(f"it is malformed: {_shortened(reason)}") from error
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-
-
-def _canonical(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-
-
-def parse_json_object(data: bytes) -> dict[str, Any]:
-    """One JSON object in UTF-8, of at most `MAX_MANIFEST_BYTES`, without duplicate names, NaN and infinities.
-
-    Raises:
-        ManifestError: `data` is something else.
-    """
-    is_large = MAX_BYTES < len(data) <= MAX_MANIFEST_BYTES
-    # Count the values first, because each value takes a lot of memory.
-    if is_large and has_more_values(data, len(data) // _LEAST_BYTES):
-        raise ManifestError(f"it has more JSON values than Safepoint writes into {len(data)} bytes")
-    try:
-        return parse_object(data, max_bytes=MAX_MANIFEST_BYTES)
-    except ValueError as error:
-        raise ManifestError(str(error)) from error

@@ -119,7 +119,7 @@ def _adopt_held(
         manifest = describe(inventory.store, found, lambda done, total: progress(item.name, done, total))
     except CheckpointError as error:
         return (Fault(file=".", reason=error.message),)
-    destination: Destination
+    destination: Destination[Record]
     if place is not None:
         destination = _InPlace(place)
     else:
@@ -127,7 +127,7 @@ def _adopt_held(
     return _commit(destination, manifest)
 
 
-def _commit(destination: Destination, manifest: Manifest) -> tuple[Fault, ...]:
+def _commit(destination: Destination[Record], manifest: Manifest) -> tuple[Fault, ...]:
     """Commit a checkpoint. Return why it cannot be committed, so that the caller can continue with the next
     checkpoint."""
     try:

@@ -104,5 +104,6 @@ def _open_local(actor: str) -> contextlib.AbstractContextManager[JobPlace[Any]]:
 
 
 def _cluster_opener(place: str) -> Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]:
-    # On a cluster, the API server knows who acts.
-    return lambda actor: connected(place, None)
+    # On a cluster, the API server knows who acts. A page that is open may not change a job, not even to continue a
+    # change that was interrupted.
+    return lambda actor: connected(place, None, is_read_only=actor == "dashboard")

@@ -73,6 +73,10 @@ class ClusterApi:
         """How many requests were sent so far."""
         return self._client.num_requests
 
+    def now_s(self) -> float:
+        """The API server's time, in seconds since 1970. Before the first answer, it is the time of this machine."""
+        return self._client.now_s
+
     def close(self) -> None:
         """Close the connections. A thread that reads a stream, or sends a request later, gets an error."""
         self._client.close()
@@ -184,13 +188,16 @@ class ClusterApi:
             The object. For a config map or a Secret, only the metadata of the object.
 
         Raises:
-            AlreadyExistsError: an object of this name exists. An earlier try may have created the object, if its
-                reply was lost.
+            AlreadyExistsError: an object of this name exists.
+            TransientError: the cluster did not answer, or could not say whether it has created the object.
             UnknownFieldError: `body` has a field that the cluster does not support. Nothing was created.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
         headers = _WITHOUT_CONTENT.get(kind)
-        return self._client.request("POST", self._path(kind), query=query, body=body, headers=headers)
+        is_safe = is_dry_run or kind.startswith("selfsubject")  # these create nothing
+        return self._client.request(
+            "POST", self._path(kind), query=query, body=body, headers=headers, is_safe=is_safe
+        )
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
         """Merge `body` into an object; a None in `body` deletes the field.

@@ -1,10 +1,11 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
 This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. The next
-`submit` deletes objects that were made for a job that does not exist. The next command that reads a job continues an
-unfinished change of the job's number of nodes.
+`submit` deletes objects that were made for a job that does not exist. The next command continues an unfinished change
+of the job's number of nodes, see `suspension.scaling`.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
@@ -20,11 +21,12 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.changes.plans import Plan, plans_among
-from safepoint.jobs.cluster.changes.submission import create_job, is_gone, repair
+from safepoint.jobs.cluster.changes.plans import plans_among
+from safepoint.jobs.cluster.changes.submission import create_job, is_gone, own_left, repair
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
 from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
+from safepoint.jobs.cluster.checks.values import check_scaled_names
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_store_of, storage_of
@@ -36,7 +38,9 @@ from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
-from safepoint.jobs.cluster.suspension.stop import request_stop, stop_job, wait_until
+from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
+from safepoint.jobs.cluster.suspension.scaling import Scaling
+from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
 from safepoint.jobs.cluster.watches.details import details_of, progress_in_log
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
@@ -59,13 +63,16 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
+        is_read_only: whether the methods that read jobs change nothing. Otherwise, these methods continue changes of
+            the number of nodes that were interrupted.
     """
 
-    def __init__(self, api: ClusterApi) -> None:
-        self._api = api
+    def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
+        self._api, self._is_read_only = api, is_read_only
         self._successions = Successions(api)
         self._observer = Observer(api, self._unknown)
         self.place = api.connection.name
+        self._scaling = Scaling(api, self._successions, self.observe, place=self.place)
 
     def __enter__(self) -> "ClusterJobs":
         return self
@@ -98,7 +105,7 @@ class ClusterJobs:
             if (
                 found is not None or known is None or spec.name in known
             ):  # a job that is being scaled may have a config map, but no TrainJob
-                self._carry_on(spec.name)
+                self._scaling.carry_on(spec.name)
                 found = self._api.find("trainjobs", spec.name)
             if found is not None:
                 raise ConflictError(
@@ -142,7 +149,8 @@ class ClusterJobs:
         if not listed:
             self._check_trainer()
         self._successions.report_changed(listed)
-        if [self._try_step(plan) for plan in plans_among(listed)]:  # a step may have created or deleted TrainJobs
+        # A step may have created or deleted TrainJobs.
+        if not self._is_read_only and [self._scaling.try_step(plan) for plan in plans_among(listed)]:
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
         found = objects_of_jobs(listed, pods, self._observer.workloads(""))
@@ -163,7 +171,7 @@ class ClusterJobs:
             NotFoundError: there is no such job.
         """
         plan = self._successions.plan(name)
-        if plan is not None and self._step(plan):
+        if plan is not None and not self._is_read_only and self._scaling.try_step(plan):
             plan = None
         try:
             seen = self.observe(name)
@@ -299,12 +307,10 @@ class ClusterJobs:
 
         Raises:
             ConflictError: the job has ended or is being deleted.
+            AccessDeniedError: you may not stop the job, see `check_may_stop`.
             WaitTimeoutError: the pods are not gone yet. The job still stops.
         """
-        self._carry_on(name, timeout_s=timeout_s)
-        return self._stopped(name, timeout_s)
-
-    def _stopped(self, name: str, timeout_s: float | None) -> ClusterJob:
+        self._scaling.carry_on(name, timeout_s=timeout_s)
         return stop_job(self._api, lambda: self.observe(name), place=self.place, timeout_s=timeout_s)
 
     def resume(self, name: str) -> ClusterJob:
@@ -313,7 +319,7 @@ class ClusterJobs:
         Raises:
             ConflictError: the job is neither suspended nor being suspended, or its checkpoints are being deleted.
         """
-        self._carry_on(name)
+        self._scaling.carry_on(name)
         seen = self.observe(name)
         check_keeps_checkpoints(seen.trainjob)
         job = describe(seen, place=self.place)
@@ -321,7 +327,7 @@ class ClusterJobs:
             hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
             raise ConflictError(f"job {name} is {job.state}, not suspended", hint=hint)
         if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
-            self._carry_on(name, plan=self._successions.write(seen.trainjob, job, job.num_nodes))
+            self._scaling.scale(seen, job, job.num_nodes)
             return self.job(name)
         released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None, RECEIPT: None}}}
         if seen.workload is not None:
@@ -338,11 +344,13 @@ class ClusterJobs:
         A suspended job gets the new number of nodes when it is resumed.
 
         Raises:
-            UsageError: the pods would not share the output location, or the new TrainJob would be too large.
+            UsageError: the pods would not share the output location, their names would be too long, or the new
+                TrainJob would be too large.
             ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
+            AccessDeniedError: you may not stop the job, see `check_may_stop`.
             WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
         """
-        self._carry_on(name, timeout_s=timeout_s)
+        self._scaling.carry_on(name, timeout_s=timeout_s)
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         if job.state.is_over or job.state is JobState.DELETING:
@@ -355,73 +363,17 @@ class ClusterJobs:
                 hint="suspend the job, and submit it again with another number of nodes",
             )
         check_claim(self._api, job.output, num_nodes)
+        check_scaled_names(seen.trainjob, num_nodes)
         if num_nodes == job.num_nodes:
             return job
         if job.state is JobState.SUSPENDED:
             self._api.patch("trainjobs", name, {"metadata": {"annotations": {NODES: str(num_nodes)}}})
             return self.job(name)
-        plan = self._successions.write(seen.trainjob, job, num_nodes)
-        stopped = self._stopped(name, timeout_s)
-        self._carry_on(name, plan=plan, stopped=stopped, timeout_s=timeout_s)
+        stopped = self._scaling.scale(seen, job, num_nodes, timeout_s=timeout_s)
+        if stopped is None:
+            return self.job(name)
         message = "" if stopped.receipt is None else stopped.receipt.text
         return replace(self.job(name), was_saved=stopped.was_saved, receipt=stopped.receipt, message=message)
-
-    def _carry_on(
-        self,
-        name: str,
-        *,
-        plan: Plan | None = None,
-        stopped: ClusterJob | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Carry out the plan for a job, and wait until it is complete. If the job has no plan, do nothing."""
-        plan = self._successions.plan(name) if plan is None else plan
-        if plan is None:
-            return
-        what = f"job {name} was not scaled to {plan.num_nodes} nodes"
-
-        def is_done() -> bool:
-            again = self._successions.plan(name)
-            return again is None or again.uid != plan.uid or self._step(again, stopped)
-
-        wait_until(is_done, what, timeout_s, f"`safepoint status {name}` continues it")
-        ended = self._api.find("trainjobs", name)
-        if uid_of(ended) == plan.old_uid and stopped is not None:
-            job = self.job(name)
-            raise ConflictError(f"{what}: it is {job.state}" + (f": {job.message}" if job.message else ""))
-
-    def _step(self, plan: Plan, stopped: ClusterJob | None = None) -> bool:
-        """Carry out the next step of a plan without waiting; returns whether the plan is complete or was given up."""
-        try:
-            seen = self.observe(plan.job)
-        except NotFoundError:
-            if plan.successor is None:
-                self._successions.drop(plan)
-            elif is_gone(self._api, plan.job, plan.old_uid):
-                self._successions.create(plan)
-            return plan.successor is None
-        job = describe(seen, place=self.place)
-        if job.uid != plan.old_uid:
-            self._successions.finish(plan, seen.trainjob)
-            return True
-        if job.state.is_over:
-            self._successions.drop(plan)
-            return True
-        self._successions.check(plan, seen.trainjob)
-        if job.state is JobState.SUSPENDED:
-            safe_step = stopped.safe_step if stopped is not None else job.safe_step
-            self._successions.release(plan, seen.trainjob, replace(job, safe_step=safe_step))
-        elif job.state not in {JobState.SUSPENDING, JobState.DELETING}:
-            request_stop(self._api, seen)
-        return False
-
-    def _try_step(self, plan: Plan) -> bool:
-        """Carry out the next step of a plan. If that fails, log a warning, so that the jobs are still listed."""
-        try:
-            return self._step(plan)
-        except SafepointError as error:
-            _log.warning("job %s cannot be scaled to %d nodes now: %s", plan.job, plan.num_nodes, error)
-            return False
 
     def delete(self, name: str, *, with_checkpoints: bool = False, timeout_s: float | None = None) -> int:
         """Delete a job and the objects that were made for it, and wait until they are gone; see `JobPlace.delete`."""
@@ -434,9 +386,19 @@ class ClusterJobs:
             raise self._unknown(name)
         if found is None:
             return num_deleted
+        own_left(self._api, found)
         self._api.delete("trainjobs", name, uid=uid_of(found))
+        remaining = RemainingPods(self._api, name)
+
+        def is_deleted() -> bool:
+            if is_gone(self._api, name, uid_of(found)):
+                return True
+            with contextlib.suppress(AccessDeniedError):
+                remaining.look()
+            return False
+
         wait_until(
-            lambda: is_gone(self._api, name, uid_of(found)),
+            is_deleted,
             f"job {name} was not deleted",
             timeout_s,
             "`safepoint list` shows the job until it is deleted",

@@ -19,7 +19,7 @@ _NEEDED = (
     ("clustertrainingruntimes", "", ("get", "list"), ""),
     ("trainingruntimes", "", ("get", "list"), ""),
     ("jobsets", "", ("get",), ""),
-    ("pods", "", ("get", "list", "watch"), ""),
+    ("pods", "", ("list", "watch"), ""),
     ("pods", "log", ("get",), ""),
     (
         "pods",
@@ -46,7 +46,13 @@ _NEEDED = (
 """The rights that jobs use: kind, subresource, verbs, and what happens without the right. An empty text means that no
 job works without the right."""
 _OF_QUEUES = (
-    ("workloads", "", ("get", "list", "watch", "patch"), "the state of a job in a queue is incomplete"),
+    ("workloads", "", ("list", "watch"), "the state of a job in a queue is incomplete"),
+    (
+        "workloads",
+        "",
+        ("patch",),
+        "a job in a queue can be neither suspended nor resumed nor scaled: Kueue would start it again at once",
+    ),
     ("localqueues", "", ("get", "list"), "`submit` accepts the wrong name of a queue, and the job waits for ever"),
     (
         "workloadpriorityclasses",

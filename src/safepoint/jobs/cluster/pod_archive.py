@@ -26,6 +26,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/answers/receipts.py",
         "safepoint/answers/situation.py",
         "safepoint/cli/commands/dashboard.py",
+        "safepoint/cli/commands/images.py",
         "safepoint/cli/commands/jobs.py",
         "safepoint/cli/commands/plan",
         "safepoint/dashboard",
@@ -35,6 +36,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/planning",
         "safepoint/presentation",
         "safepoint/sdk",
+        "safepoint/transparent",
     }
 )
 """The packages and modules that a pod never imports."""

@@ -12,7 +12,7 @@ from safepoint.errors import UsageError
 from safepoint.estimates.job_needs import JobNeeds
 from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.model.identity import IDENTITY, SECRET_KEYS
-from safepoint.jobs.model.spec import check_name, check_packages, check_variables
+from safepoint.jobs.model.spec import check_name, check_packages, check_variables, has_credentials
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location
 
@@ -34,6 +34,10 @@ PLAN = f"{DOMAIN}/succession"
 """The annotation of a TrainJob that keeps a plan: the plan as JSON."""
 _PLAN_LETTERS = 22
 _PLAN_NAME = re.compile(rf"successor-[a-z2-7]{{{_PLAN_LETTERS}}}")
+_SECRET_HINT = (
+    "add the key {variable} with the whole address to a Secret of the namespace, and use --connection NAME or "
+    "data_connection_name: the pods get each key of this Secret as a variable"
+)
 _GPU_NAMES = {"gpu": "nvidia.com/gpu"}
 
 
@@ -129,7 +133,15 @@ class ClusterSpec:
                 f"env has {', '.join(keys)}, which all readers of the TrainJob could see; nothing was submitted",
                 hint="put the keys into a Secret, and use --connection NAME or data_connection_name",
             )
-        check_packages(self.packages, self.package_indexes)
+        addresses = sorted(name for name, text in self.env.items() if has_credentials(text))
+        if addresses:
+            raise UsageError(
+                f"env: the address in {', '.join(addresses)} has a user name or a password, which all readers of the "
+                "TrainJob could see; nothing was submitted",
+                hint=_SECRET_HINT.format(variable=addresses[0]),
+            )
+        hint = _SECRET_HINT.format(variable="PIP_INDEX_URL")
+        check_packages(self.packages, self.package_indexes, secret_hint=hint)
         check_shared(self.settings.output_dir, self.num_nodes)
 
     def to_record(self, planned: Sequence[str] = ()) -> str:

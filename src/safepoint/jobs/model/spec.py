@@ -135,7 +135,7 @@ class JobSpec:
         return cls(settings=RunSettings(**settings), **values)
 
 
-def _has_credentials(text: str) -> bool:
+def has_credentials(text: str) -> bool:
     """Whether the text has an address with a user or a password. The user of `git+ssh://git@…` does not count."""
     found = _USER_IN_ADDRESS.finditer(text)
     return any(":" in address["user"] or not address["scheme"].endswith("ssh") for address in found)
@@ -146,8 +146,19 @@ def names_of_secrets(env: Mapping[str, str]) -> list[str]:
     return sorted(name for name in env if _SECRET.search(name))
 
 
-def check_packages(packages: Sequence[str], indexes: Sequence[str]) -> None:
-    """Raise UsageError when a package or an index has a user name or a password, is empty, or is an option of pip."""
+def check_packages(
+    packages: Sequence[str],
+    indexes: Sequence[str],
+    *,
+    secret_hint: str = "put the password into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+) -> None:
+    """Raise UsageError when a package or an index has a user name or a password, is empty, or is an option of pip.
+
+    Args:
+        packages: the requirements.
+        indexes: the addresses of the package indexes.
+        secret_hint: where to put a password instead.
+    """
     # Messages do not show addresses and package names: they may contain passwords.
     index_hint = "give the index as an address, such as https://pypi.org/simple; put options into pip's configuration"
     package_hint = "give the package by its name, such as 'peft>=0.20'; put options into pip's configuration"
@@ -155,10 +166,10 @@ def check_packages(packages: Sequence[str], indexes: Sequence[str]) -> None:
         ("the address of a package index", indexes, index_hint),
         ("a package", packages, package_hint),
     ):
-        if any(_has_credentials(text) for text in given):
+        if any(has_credentials(text) for text in given):
             raise UsageError(
                 f"{what} contains a user name or a password, which would be stored; nothing was submitted",
-                hint="put the password into pip's configuration, ~/.netrc or PIP_INDEX_URL",
+                hint=secret_hint,
             )
         if any(not text.strip() or text.strip().startswith("-") for text in given):
             raise UsageError(f"{what} is empty or an option of pip", hint=hint)

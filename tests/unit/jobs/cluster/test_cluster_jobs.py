@@ -45,6 +45,9 @@ class Namespace:
 
     def check_name(self, name: str) -> None: ...
 
+    def now_s(self) -> float:
+        return clock.wall_s()
+
     def may(self, verb: str, kind: str) -> bool:
         self.requests.append(f"ask {kind}")
         return kind != self._refused

@@ -51,7 +51,10 @@ def test_a_plan_runs_nothing_and_waits_in_no_queue() -> None:
         "runtimeRef": {"name": "torch-distributed"},
         "trainer": {"numNodes": 1, "command": ["true"]},
     }
-    assert document["metadata"]["labels"] == {"safepoint.dev/successor-of": "tiny"}
+    labels = dict(document["metadata"]["labels"])
+    # With no name at all, Kueue would use the queue `default`.
+    assert labels.pop("kueue.x-k8s.io/queue-name") == "no-queue.safepoint.dev"
+    assert labels == {"safepoint.dev/successor-of": "tiny"}
     assert is_plan(document)
     assert not is_plan(trainjob())
 

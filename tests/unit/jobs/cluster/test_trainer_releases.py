@@ -16,8 +16,9 @@ class Cluster:
 
     connection = SimpleNamespace(name="here")
 
-    def __init__(self, *unknown: str) -> None:
+    def __init__(self, *unknown: str, queue: str | None = None) -> None:
         self.unknown = unknown
+        self.added = {} if queue is None else {QUEUE_LABEL: queue}
         self.made: list[Any] = []
         self.asked: list[Any] = []
 
@@ -29,7 +30,7 @@ class Cluster:
         self.asked.append(body)
         if not is_dry_run:
             self.made.append(body)
-        return body
+        return {**body, "metadata": {**body["metadata"], "labels": {**body["metadata"]["labels"], **self.added}}}
 
 
 def job(**pod: Any) -> Any:
@@ -57,6 +58,19 @@ def test_a_queue_on_trainer_2_1() -> None:
     given["metadata"]["labels"][QUEUE_LABEL] = "gpus"
     with pytest.raises(UsageError, match=r"queue gpus cannot be used: .* Trainer 2\.1"):
         create_trainjob(Cluster("spec.runtimePatches"), given)
+
+
+def test_a_default_queue_on_trainer_2_1() -> None:
+    """Kueue adds its name when the TrainJob is created."""
+    cluster = Cluster("spec.runtimePatches", queue="default")
+    with pytest.raises(UsageError, match=r"into queue default, .* Trainer 2\.1; nothing was submitted"):
+        create_trainjob(cluster, job())
+    with pytest.raises(UsageError, match="into queue default"):
+        form_for(cluster, job(), runtime=RUNTIME)
+    assert cluster.made == []
+    newer = Cluster(queue="default")
+    create_trainjob(newer, job())
+    assert len(newer.made) == 1
 
 
 def test_a_patch_of_a_job_on_trainer_2_1() -> None:

@@ -24,7 +24,7 @@ from safepoint.jobs.cluster.manifests import Runtime, config_map_name
 from safepoint.jobs.cluster.objects import Object, at, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.spec import JOB_LABEL, SECRET_TYPE
 
-_KINDS = ("secrets", "trainingruntimes", "configmaps")
+KINDS = ("secrets", "trainingruntimes", "configmaps")
 """The kinds, in the order in which objects get an owner and are deleted. The config map has to be the last object of
 a job; see `submission.repair`."""
 _NAMES = {
@@ -47,7 +47,7 @@ def labelled(api: ClusterApi, labels: str = JOB_LABEL) -> list[tuple[str, Object
     left out.
     """
     found: list[tuple[str, Object]] = []
-    for kind in _KINDS:
+    for kind in KINDS:
         with contextlib.suppress(AccessDeniedError):
             listed = api.objects(kind, labels=labels, has_content=False)
             found += [(kind, item) for item in listed if has_derived_name(kind, item)]

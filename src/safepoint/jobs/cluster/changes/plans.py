@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts, uid_of
-from safepoint.jobs.cluster.spec import DOMAIN, PLAN, PLAN_LABEL, is_plan, plan_name
+from safepoint.jobs.cluster.spec import DOMAIN, PLAN, PLAN_LABEL, QUEUE_LABEL, is_plan, plan_name
 from safepoint.jobs.cluster.state import HISTORY, SAFE_STEP
 
 ENDED = f"{DOMAIN}/ended"
 """An annotation of the TrainJob that keeps a plan: notes, as JSON, on how the old TrainJob has ended. The successor
 gets these notes as annotations. Without this annotation, the old TrainJob may still run."""
+
+_NO_QUEUE = "no-queue.safepoint.dev"
+"""The name of a queue that does not exist. Without the name of a queue, Kueue would put the TrainJob into the queue
+`default`, if the namespace has one, and would start it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +77,14 @@ def changed_among(trainjobs: Iterable[Object]) -> list[Object]:
 
 
 def document_of(old: Object, content: str) -> Object:
-    """The TrainJob that keeps the plan for `old`. This TrainJob is suspended, and in no queue. If a person resumes
-    it, its pod runs the program `true`, and ends."""
+    """The TrainJob that keeps the plan for `old`. This TrainJob is suspended, and in no queue that exists. If a
+    person resumes it, its pod runs the program `true`, and ends."""
     return {
         "apiVersion": old["apiVersion"],
         "kind": old["kind"],
         "metadata": {
             "name": plan_name(content),
-            "labels": {PLAN_LABEL: name_of(old)},
+            "labels": {PLAN_LABEL: name_of(old), QUEUE_LABEL: _NO_QUEUE},
             "annotations": {PLAN: content},
         },
         "spec": {

@@ -6,22 +6,26 @@ The owner of an object is a TrainJob. When this TrainJob is deleted, the cluster
 import base64
 import contextlib
 import logging
-from collections.abc import Iterable
+import secrets
+from collections.abc import Collection, Iterable
 
 from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, TransientError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.changes.made_objects import is_made, job_of, labelled, made_for
+from safepoint.jobs.cluster.changes.made_objects import KINDS, is_made, job_of, labelled, made_for
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.manifests import Manifests
-from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
+from safepoint.jobs.cluster.objects import Object, at, items, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, own_pods
-from safepoint.jobs.cluster.spec import JOB_LABEL
+from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdmittedError
 
+MARK = f"{DOMAIN}/submission"
+"""The annotation of a TrainJob with a random text, which differs for each `submit`."""
 _log = logging.getLogger("safepoint")
 _ORPHAN_S = 600
 """An object without an owner is deleted when it is older than this many seconds, and its job does not exist."""
+_COLLECTED_WITHIN_S, _LOOK_S = 30.0, 0.5
 
 
 def create_job(api: ClusterApi, manifests: Manifests) -> Object:
@@ -40,17 +44,18 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
     try:
         for kind, item in manifests.before:
             requested = (kind, item)
-            try:
-                made.append((kind, create(api, kind, item)))
-            except AlreadyExistsError:  # a killed `submit` may have made this object
-                _check_content(item, api.get(kind, name_of(item)))
+            created = _create_unless_left(api, kind, item)
+            if created is None:
                 is_left = True
-        requested = ("trainjobs", manifests.trainjob)
-        job = create(api, "trainjobs", manifests.trainjob)
+            else:
+                made.append((kind, created))
+        trainjob = _marked(manifests.trainjob)
+        requested = ("trainjobs", trainjob)
+        job = create(api, "trainjobs", trainjob)
         made.append(("trainjobs", job))
         requested = None
         if is_left:
-            _own_left(api, job)
+            own_left(api, job, kinds=set(KINDS) - {"configmaps"})
         # The objects get an owner, because otherwise they would stay when the job is deleted.
         own(api, job, reversed(manifests.before))
     except KeyboardInterrupt:
@@ -68,6 +73,30 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         _undo(api, made)
         raise
     return job
+
+
+def _create_unless_left(api: ClusterApi, kind: str, item: Object) -> Object | None:
+    """Create an object of a job. Returns None if a killed `submit` has left the same object.
+
+    If the object belongs to a job that was deleted, the cluster is about to delete the object too. So wait until it
+    is gone, and create it then.
+
+    Raises:
+        ConflictError: there is an object of this name with another content.
+    """
+    deadline_s = clock.monotonic_s() + _COLLECTED_WITHIN_S
+    while True:
+        try:
+            return create(api, kind, item)
+        except AlreadyExistsError:
+            found = api.find(kind, name_of(item))
+        if found is not None:
+            _check_content(item, found)
+            owners, job = owners_of(found), api.find("trainjobs", job_of(found))
+            is_collected = bool(owners) and uid_of(job) not in owners
+            if not is_collected or clock.monotonic_s() > deadline_s:
+                return None
+        clock.sleep(_LOOK_S)
 
 
 def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[str, Object] | None = None) -> None:
@@ -105,18 +134,39 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
     """Create an object and return it. If the answer is lost, the object is read from the cluster.
 
     Raises:
-        AlreadyExistsError: there is an object of this name.
+        AlreadyExistsError: there is an object of this name, and no earlier try of this command has created it.
         TransientError: the cluster did not answer: the object may exist, or the cluster may create it later.
     """
     try:
         return create_trainjob(api, body) if kind == "trainjobs" else api.create(kind, body)
-    except TransientError:
+    except (TransientError, AlreadyExistsError) as error:
+        mark = _mark_of(body)
+        if isinstance(error, AlreadyExistsError) and mark is None:
+            raise
         found = api.find(kind, name_of(body))
         if found is None:
             raise
-        if kind != "trainjobs":
+        if mark is not None and _mark_of(found) != mark:
+            raise AlreadyExistsError(
+                f"there is a job {name_of(body)} already; another command has submitted it at the same time",
+                hint="choose another name, or delete that job first",
+            ) from error
+        # A TrainJob has its mark, or a name with a digest. The name of a Job is random, so this command made it.
+        # Their contents cannot be compared, because the API server adds defaults.
+        if kind not in {"trainjobs", "jobs"}:
             _check_content(body, found)
         return found
+
+
+def _marked(trainjob: Object) -> Object:
+    """The TrainJob with a random mark, by which it is recognized if the answer to its creation is lost."""
+    metadata = trainjob["metadata"]
+    notes = {**texts(metadata, "annotations"), MARK: secrets.token_hex(8)}
+    return {**trainjob, "metadata": {**metadata, "annotations": notes}}
+
+
+def _mark_of(item: Object) -> str | None:
+    return texts(item, "metadata", "annotations").get(MARK)
 
 
 def _check_content(wanted: Object, found: Object) -> None:
@@ -137,11 +187,20 @@ def _differs(wanted: Object, found: Object) -> bool:
     return any(found.get(key) != value for key, value in content.items())
 
 
-def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]]) -> None:
-    """Make a TrainJob the only owner of other objects, so that the cluster deletes them with the TrainJob."""
+def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]], *, beside: Object | None = None) -> None:
+    """Make a TrainJob the only owner of other objects, so that the cluster deletes them with the TrainJob.
+
+    Args:
+        api: the API of the cluster, in the namespace of the jobs.
+        owner: the TrainJob.
+        made: kinds and objects.
+        beside: another TrainJob that also owns them. The cluster deletes the objects when neither exists.
+    """
+    owners = [owner] if beside is None else [beside, owner]
     for kind, item in made:
-        if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != [uid_of(owner)]:
-            api.patch(kind, name_of(item), {"metadata": {"ownerReferences": [reference_to(owner)]}})
+        if [at(one, "uid") for one in items(item, "metadata", "ownerReferences")] != list(map(uid_of, owners)):
+            references = list(map(reference_to, owners))
+            api.patch(kind, name_of(item), {"metadata": {"ownerReferences": references}})
 
 
 def reference_to(owner: Object) -> Object:
@@ -154,28 +213,36 @@ def reference_to(owner: Object) -> Object:
     }
 
 
-def _own_left(api: ClusterApi, job: Object) -> None:
-    """Make a TrainJob the owner of the Secrets and runtimes that a killed `submit` has left under other names.
+def own_left(api: ClusterApi, job: Object, *, kinds: Collection[str] = KINDS) -> None:
+    """Make a TrainJob the owner of the objects that were made for it, and that a killed `submit` has left.
 
-    `repair` looks for them only while a config map has no owner. The killed `submit` may have made the config map of
-    this job. This config map is about to get an owner, and after that `repair` would not look for the other objects.
+    `repair` looks for them only while a config map has no owner. A killed `submit` may have made the config map of a
+    job that is submitted again. This config map is about to get an owner, and after that `repair` would not look for
+    the other objects. When a job is deleted, the config map itself may have no owner yet.
+
+    Args:
+        api: the API of the cluster, in the namespace of the jobs.
+        job: the TrainJob.
+        kinds: the kinds of the objects.
     """
     with contextlib.suppress(SafepointError):
-        left = made_for(api, name_of(job))
-        own(api, job, [(kind, item) for kind, item in left if kind != "configmaps"])
+        left = made_for(api, name_of(job), owners={uid_of(job)})
+        own(api, job, [(kind, item) for kind, item in left if kind in kinds])
 
 
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
     """Whether the TrainJob with this uid, its JobSet and its pods are gone.
 
-    If you may not read the JobSet and the pods, only the TrainJob is checked.
+    What you may not read of these is not checked.
     """
     job = api.find("trainjobs", name)
     if job is not None:
         return uid_of(job) != uid
     with contextlib.suppress(AccessDeniedError):
-        pods = api.objects("pods", labels=f"{JOBSET_LABEL}={name}")
-        return api.find("jobsets", name) is None and not own_pods(name, pods)
+        if api.find("jobsets", name) is not None:  # it may still create pods
+            return False
+    with contextlib.suppress(AccessDeniedError):
+        return not own_pods(name, api.objects("pods", labels=f"{JOBSET_LABEL}={name}"))
     return True
 
 

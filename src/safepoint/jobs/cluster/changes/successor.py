@@ -2,13 +2,14 @@
 
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it (`plans`) in a further TrainJob. This further TrainJob is suspended and does nothing.
-The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. Every command that
-reads the job carries out the next step of the plan. Each step may be carried out twice without harm. The steps are:
+The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. The command that wrote
+the plan carries it out, and holds its lease meanwhile (`plan_lease`). When the lease is free, other commands carry
+out the next steps. Each step may be carried out twice without harm. The steps are:
 
 1. Write the plan: the uid of the old TrainJob, and the whole successor, which is made from the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
-3. Record in the plan how the old TrainJob has ended. Make the TrainJob of the plan the owner of the objects that were
-   made for the job (its program, its Secret, its runtime).
+3. Record in the plan how the old TrainJob has ended. Make the TrainJob of the plan a second owner of the objects that
+   were made for the job (its program, its Secret, its runtime).
 4. Delete the old TrainJob.
 5. When the JobSet and the pods of the old TrainJob are gone too, create the successor. Make the successor the owner
    of the objects that were made for the job, and delete the plan.
@@ -24,7 +25,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from safepoint.errors import AccessDeniedError, ConflictError, UsageError
@@ -32,7 +33,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.made_objects import made_for
 from safepoint.jobs.cluster.changes.plans import ENDED, Plan, changed_among, document_of, plans_among, read_plan
-from safepoint.jobs.cluster.changes.submission import create, own, reference_to
+from safepoint.jobs.cluster.changes.submission import MARK, create, own, reference_to
 from safepoint.jobs.cluster.manifests import lacks_secret, mounted_secret, nodes_secret, with_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT
@@ -84,16 +85,23 @@ class Successions:
                 self._reported.add(name)
                 _log.warning(
                     "someone changed the plan to scale job %s after Safepoint wrote the plan, so the job is not "
-                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes only the "
-                    "plan; if job %s no longer exists, submit it again with the same --output-dir",
+                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes the plan; "
+                    "if job %s no longer exists, this also deletes what was made for the job: submit it again with "
+                    "the same --output-dir",
                     job,
                     name,
                     name,
                     job,
                 )
 
-    def write(self, old: Object, job: ClusterJob, num_nodes: int) -> Plan:
+    def write(self, old: Object, job: ClusterJob, num_nodes: int, *, notes: Mapping[str, str] | None = None) -> Plan:
         """Write a plan for a job that has no plan.
+
+        Args:
+            old: the job's TrainJob.
+            job: the job.
+            num_nodes: the new number of nodes.
+            notes: further annotations of the TrainJob that keeps the plan; None for no further ones.
 
         Raises:
             UsageError: the plan would be larger than the annotations of a TrainJob can be.
@@ -128,6 +136,7 @@ class Successions:
         if secret is not None:
             create(self._api, "secrets", secret)
         document = document_of(old, content)
+        document["metadata"]["annotations"] |= notes or {}
         try:
             written = read_plan(create(self._api, "trainjobs", document))
         except AlreadyExistsError:  # an earlier try, whose reply was lost, has created the TrainJob
@@ -171,7 +180,9 @@ class Successions:
         """Note in the plan how the old TrainJob has stopped, and delete the old TrainJob."""
         notes = json.dumps(_notes_at_end(old, job, plan.actor, plan.num_nodes))
         self._api.patch("trainjobs", name_of(plan.document), {"metadata": {"annotations": {ENDED: notes}}})
-        own(self._api, plan.document, self._made_for(plan))
+        # The old TrainJob stays an owner until it is deleted: if a person deletes the plan before that, the objects
+        # of the job, which still exists, have to stay.
+        own(self._api, plan.document, self._made_for(plan), beside=old)
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
     def create(self, plan: Plan) -> None:
@@ -196,7 +207,7 @@ class Successions:
 def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
     """The new TrainJob, made from the old one, which may still run. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
-    left_out = {SUSPENDED_BY, NODES, RECEIPT}
+    left_out = {SUSPENDED_BY, NODES, RECEIPT, MARK}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}
     notes[CREATED] = created
     record = read_record(notes.get(RECORD))

@@ -28,7 +28,9 @@ def create_trainjob(api: ClusterApi, trainjob: Object) -> Object:
         except UnknownFieldError as error:
             if _PATCHES not in error.fields:
                 raise
-        return api.create("trainjobs", for_trainer_2_1(trainjob))
+        converted = for_trainer_2_1(trainjob)
+        _check_in_no_queue(api.create("trainjobs", converted, is_dry_run=True))
+        return api.create("trainjobs", converted)
     except UnknownFieldError as error:
         raise _not_known(error, api.connection.name) from error
 
@@ -56,7 +58,7 @@ def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
             if _PATCHES not in error.fields:
                 raise
             older = for_trainer_2_1(trainjob)
-            api.create("trainjobs", for_trainer_2_1(probe), is_dry_run=True)
+            _check_in_no_queue(api.create("trainjobs", for_trainer_2_1(probe), is_dry_run=True))
     except UnknownFieldError as error:
         raise _not_known(error, api.connection.name) from error
     except (AccessDeniedError, AlreadyExistsError):
@@ -82,6 +84,24 @@ def for_trainer_2_1(trainjob: Object) -> Object:
     given = items(converted, "spec", "podTemplateOverrides")
     converted["spec"]["podTemplateOverrides"] = [*given, *(item for patch in patches for item in _overrides(patch))]
     return converted
+
+
+def _check_in_no_queue(answer: Object) -> None:
+    """Raise UsageError if Kueue puts the job into a queue although the job names none.
+
+    In a namespace with a LocalQueue named `default`, Kueue does this when a TrainJob is created.
+
+    Args:
+        answer: the TrainJob as the API server would store it.
+    """
+    queue = texts(answer, "metadata", "labels").get(QUEUE_LABEL)
+    if queue is not None:
+        raise UsageError(
+            f"Kueue would put the job into queue {queue}, because it names no queue, and would remove its volumes, "
+            "because the cluster has Kubeflow Trainer 2.1; nothing was submitted",
+            hint=f"use a namespace without a LocalQueue named {queue}, or ask the cluster's administrator for "
+            "Trainer 2.2 or later",
+        )
 
 
 def _overrides(patch: Any) -> list[Object]:

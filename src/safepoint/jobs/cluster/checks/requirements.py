@@ -9,7 +9,7 @@ from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.checks.values import check_pod_names, check_values
 from safepoint.jobs.cluster.manifests import KEY_VARIABLES, Manifests, Runtime, manifests_for
-from safepoint.jobs.cluster.objects import at, items, name_of, texts
+from safepoint.jobs.cluster.objects import at, event_time, items, name_of, texts
 from safepoint.jobs.cluster.spec import ClusterSpec, check_shared
 from safepoint.storage.location import parse_location
 
@@ -87,7 +87,8 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
     Raises:
         UsageError: the job has several pods, and each of them would have a folder of its own.
         NotFoundError: the claim of the location does not exist.
-        ConflictError: there are several pods and the claim is not ReadWriteMany, or the claim has lost its volume.
+        ConflictError: there are several pods and the claim is not ReadWriteMany; or the claim is read-only, is being
+            deleted, has lost its volume, or gets no volume.
     """
     check_shared(output, num_nodes)
     claim = parse_location(output).claim if output is not None else None
@@ -99,7 +100,14 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
             f"there is no claim {claim} in namespace {api.namespace}; nothing was done",
             hint="`kubectl get pvc` lists the claims",
         )
+    if at(found, "metadata", "deletionTimestamp"):
+        raise ConflictError(f"claim {claim} is being deleted; nothing was done", hint="use another claim")
     modes = set(map(str, items(found, "spec", "accessModes")))
+    if modes and modes <= {"ReadOnlyMany"}:
+        raise ConflictError(
+            f"claim {claim} is ReadOnlyMany, so the job cannot save to it; nothing was done",
+            hint="use a claim that is ReadWriteMany or ReadWriteOnce, or an object store",
+        )
     if num_nodes > 1 and not modes & {"ReadWriteMany"}:
         raise ConflictError(
             f"claim {claim} is {', '.join(sorted(modes))}, and the {num_nodes} pods of the job may run on "
@@ -108,6 +116,23 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
         )
     if at(found, "status", "phase") == "Lost":
         raise ConflictError(f"claim {claim} has lost its volume; nothing was done")
+    if at(found, "status", "phase") == "Pending":
+        _check_gets_volume(api, claim)
+
+
+def _check_gets_volume(api: ClusterApi, claim: str) -> None:
+    """Raise ConflictError if the cluster's last message about a claim says why the claim gets no volume.
+
+    A claim may be Pending because it waits for its first pod, or because it was just created. Then the job can start.
+    """
+    with contextlib.suppress(AccessDeniedError):
+        fields = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={claim}"
+        last = max(api.objects("events", fields=fields), key=event_time, default=None)
+        if at(last, "reason") in {"FailedBinding", "ProvisioningFailed"}:
+            raise ConflictError(
+                f"claim {claim} is Pending, and gets no volume: {at(last, 'message')}; nothing was done",
+                hint=f"`kubectl describe pvc {claim}` shows more; or use another claim",
+            )
 
 
 def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from safepoint.errors import UsageError
 from safepoint.foundation.quantities import parse_bytes
 from safepoint.jobs.cluster import pod_archive
+from safepoint.jobs.cluster.objects import Object, at, items, name_of
 from safepoint.jobs.cluster.records import storage_record
-from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.cluster.spec import DOMAIN, ClusterSpec
 
 _MOST_NAME = 63
 _UNIQUE = "-12345"
@@ -39,15 +40,33 @@ def check_pod_names(name: str, num_nodes: int, replicated_job: str) -> None:
     longest = f"{name}-{replicated_job}-0-{num_nodes - 1}{_UNIQUE}"
     if not name[:1].isalpha():
         raise UsageError(
-            f"the job name {name!r} begins with a digit, which is invalid on a cluster; {_NOTHING}",
+            f"the job name {name!r} begins with a digit, which is invalid on a cluster; nothing was done",
             hint="begin it with a letter",
         )
     if len(longest) > _MOST_NAME:
         raise UsageError(
             f"the job name {name!r} is too long: the names of its pods, such as {longest}, would have more than "
-            f"{_MOST_NAME} characters; {_NOTHING}",
+            f"{_MOST_NAME} characters; nothing was done",
             hint=f"use at most {_MOST_NAME - len(longest) + len(name)} characters",
         )
+
+
+def check_scaled_names(trainjob: Object, num_nodes: int) -> None:
+    """Raise UsageError when the names of the pods of a job would become too long with more nodes.
+
+    Args:
+        trainjob: the TrainJob of the job.
+        num_nodes: the new number of its pods.
+    """
+    path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+    parts = [
+        str(at(one, "name"))
+        for patch in items(trainjob, "spec", "runtimePatches")
+        if str(at(patch, "manager")).startswith(f"{DOMAIN}/")
+        for one in items(patch, *path)
+    ]
+    # With Trainer 2.1 there is no patch; the runtimes of Kubeflow call this part `node`.
+    check_pod_names(name_of(trainjob), num_nodes, next(iter(parts), "node"))
 
 
 def check_values(spec: ClusterSpec) -> None:

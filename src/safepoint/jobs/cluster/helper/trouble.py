@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from safepoint.errors import ConflictError, SafepointError, WaitTimeoutError
 from safepoint.jobs.cluster.helper.helper_objects import CONTAINER
-from safepoint.jobs.cluster.objects import Object, at, condition, event_time, items, name_of, number
+from safepoint.jobs.cluster.objects import Object, at, condition, event_time, items, name_of, number, texts
+from safepoint.jobs.cluster.spec import QUEUE_LABEL
 
 _PULL = {"ErrImagePull", "ImagePullBackOff"}
 _NEVER = {
@@ -21,6 +22,8 @@ _NEVER = {
 }
 _VOLUMES = {"FailedMount", "FailedAttachVolume", "FailedBinding", "ProvisioningFailed"}
 _NOTHING = "nothing was done"
+_QUEUE_S = 600.0
+"""How long a helper may wait in a queue."""
 _OWN_IMAGE = "give --image IMAGE, an image with Python, PyTorch, xxhash and typer"
 
 
@@ -75,6 +78,13 @@ def _without_volume(pod: Object, events: Sequence[Object]) -> Trouble | None:
 
 
 def _without_pod(job: Object, events: Sequence[Object]) -> Trouble | None:
+    queue = texts(job, "metadata", "labels").get(QUEUE_LABEL)
+    if at(job, "spec", "suspend") is True and queue is not None:
+        error = ConflictError(
+            f"Job {name_of(job)} waits in queue {queue}, into which Kueue puts Jobs that name no queue; {_NOTHING}",
+            hint="try again when the queue has room, or read the claim from a pod of your own",
+        )
+        return Trouble(error=error, patience_s=_QUEUE_S)
     if at(job, "spec", "suspend") is True:
         error = ConflictError(
             f"Job {name_of(job)} was suspended before it started, probably by Kueue because it names no queue; "

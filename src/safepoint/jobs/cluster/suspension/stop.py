@@ -4,6 +4,9 @@ If the user may run programs in pods, this module first requests a save. After t
 checkpoint is checked before the job is stopped. If the user may not run programs in pods, the ranks save when the
 pods receive SIGTERM. When a pod ends, it reports which checkpoint it has found complete.
 
+A job in a queue can be stopped only through its Workload, Kueue's object for the job. If only the TrainJob is
+suspended, Kueue starts an admitted job again at once.
+
 A receipt states which checkpoint a suspension has saved, and whether the files of the checkpoint were verified.
 """
 
@@ -17,6 +20,7 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
 from safepoint.jobs.cluster.records.receipts import RECEIPT, receipt_of
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
+from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
 from safepoint.jobs.cluster.suspension.save_request import request_save
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from safepoint.jobs.model.receipts import Receipt
@@ -41,7 +45,8 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
         The job. Its message says what is saved.
 
     Raises:
-        ConflictError: the job has ended or is being deleted.
+        ConflictError: the job has ended or is being deleted, or another person resumes it meanwhile.
+        AccessDeniedError: you may not stop the job, see `check_may_stop`.
         WaitTimeoutError: the pods of the job are not gone yet; the request stays in effect.
     """
     began_s = clock.monotonic_s()
@@ -49,6 +54,7 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
     if job.state is JobState.SUSPENDED:
         return replace(job, message=_joined(f"it was suspended before{_by(seen)}", _what_is_saved(job)))
     first, name = job, job.name
+    check_may_stop(api, seen, job)
     is_stopping = _is_stopping(seen, job)
     requested, reason, saved_s = None, "Safepoint did not submit it", 0.0
     with PodEnds(api, name) as ends:
@@ -60,10 +66,21 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
             request_stop(api, seen, receipt=requested)
         left_s = None if timeout_s is None else max(0.0, timeout_s - (clock.monotonic_s() - began_s))
 
+        remaining = RemainingPods(api, name)
+
         def has_stopped() -> bool:
             nonlocal job
-            job = describe(look(), place=place)
-            return job.state.is_over or job.state is JobState.SUSPENDED
+            now = look()
+            job = describe(now, place=place)
+            if job.state.is_over or job.state is JobState.SUSPENDED:
+                return True
+            if not _is_requested(now) and job.state is not JobState.DELETING:
+                raise ConflictError(
+                    f"job {name} was resumed while it was being suspended; it is {job.state}",
+                    hint=f"`safepoint suspend {name}` suspends it once more",
+                )
+            remaining.look(now.pods)
+            return False
 
         wait_until(
             has_stopped,
@@ -117,21 +134,47 @@ def _try_to_save(
         return None, error.message
 
 
+def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
+    """Check the right to stop a job in a queue, before anything is done.
+
+    Args:
+        api: the API of the cluster, in the namespace of the jobs.
+        seen: the objects of the job.
+        job: the job that these objects describe. If it is suspended or being suspended, no right is needed.
+
+    Raises:
+        AccessDeniedError: you may not change the job's Workload, or not find it.
+    """
+    if job.state is JobState.SUSPENDED or _is_stopping(seen, job):
+        return
+    if seen.workload is None and (job.queue is None or not api.serves("workloads")):
+        return
+    needed = ("patch",) if seen.workload is not None else ("list", "patch")
+    missing = ", ".join(verb for verb in needed if not api.may(verb, "workloads"))
+    if missing:
+        raise AccessDeniedError(
+            f"job {job.name} cannot be stopped: Kueue manages it, and would start it again at once unless its "
+            f"Workload is deactivated, but you may not {missing} workloads; nothing was done",
+            hint=f"ask for a Role with apiGroups [{api.group_of('workloads')}], resources [workloads], verbs "
+            f"[{missing}]",
+        )
+
+
 def request_stop(api: ClusterApi, seen: Observed, *, receipt: Receipt | None = None) -> None:
     """Set the field that stops the job: `active` of its Workload (Kueue's object for a job in a queue) or, without a
-    Workload, `suspend` of its TrainJob."""
-    name = name_of(seen.trainjob)
-    notes = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
-    by: Object = {"metadata": {"annotations": notes}}
-    if seen.workload is not None:
-        try:
-            api.patch("workloads", name_of(seen.workload), {"spec": {"active": False}})
-        except AccessDeniedError:
-            api.patch("trainjobs", name, {**by, "spec": {"suspend": True}})
-        else:
-            api.patch("trainjobs", name, by)
-        return
-    api.patch("trainjobs", name, {**by, "spec": {"suspend": True}})
+    Workload, `suspend` of its TrainJob.
+
+    Raises:
+        AccessDeniedError: you may not change this object. Nothing was changed.
+    """
+    by: Object = {
+        "metadata": {"annotations": {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}}
+    }
+    if seen.workload is None:
+        by["spec"] = {"suspend": True}
+    else:
+        api.patch("workloads", name_of(seen.workload), {"spec": {"active": False}})
+    api.patch("trainjobs", name_of(seen.trainjob), by)
 
 
 def _text(receipt: Receipt) -> str:
@@ -158,6 +201,13 @@ def _is_stopping(seen: Observed, job: ClusterJob) -> bool:
     """
     is_of_person = seen.workload is None or at(seen.workload, "spec", "active") is False
     return job.state is JobState.SUSPENDING and is_of_person
+
+
+def _is_requested(seen: Observed) -> bool:
+    """Whether a request to stop the job is in effect."""
+    if seen.workload is not None and at(seen.workload, "spec", "active") is False:
+        return True
+    return seen.workload is None and at(seen.trainjob, "spec", "suspend") is True
 
 
 def _by(seen: Observed) -> str:

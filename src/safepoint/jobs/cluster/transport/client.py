@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar, cast
 
 import httpx2
@@ -20,6 +21,7 @@ from safepoint.jobs.cluster.objects import Object
 from safepoint.jobs.cluster.transport.failures import (
     BusyError,
     GoneError,
+    RejectedError,
     TooMuchError,
     reason_of,
     refusal,
@@ -98,6 +100,16 @@ class Client:
         self._streams = OpenStreams()
         self.num_requests = 0
         """How many requests were sent so far."""
+        self._ahead_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """The API server's time, in seconds since 1970. Before the first answer, it is the time of this machine."""
+        return clock.wall_s() + self._ahead_s
+
+    def _note_time(self, date: str | None) -> None:
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            self._ahead_s = parsedate_to_datetime(date or "").timestamp() - clock.wall_s()
 
     def close(self) -> None:
         """Close the connections. A thread that uses a connection, or sends a request later, gets StorageError."""
@@ -114,8 +126,12 @@ class Client:
         body: Object | None = None,
         headers: Mapping[str, str] | None = None,
         budget: Budget | None = None,
+        is_safe: bool | None = None,
     ) -> Object:
         """Send a request, and repeat it while the server is busy or out of reach.
+
+        A request that is not safe is repeated only if it was certainly not carried out, because the server was not
+        reached or has rejected it.
 
         Args:
             method: GET, POST, PATCH or DELETE.
@@ -124,6 +140,7 @@ class Client:
             body: the object to send as JSON.
             headers: headers in addition to the usual ones.
             budget: how many bytes this answer and the other answers with the same budget may have together.
+            is_safe: whether the request may be carried out twice; None if so for all methods but POST.
 
         Returns:
             The object in the answer; empty if the answer has none.
@@ -144,6 +161,7 @@ class Client:
         def send() -> Object:
             self.num_requests += 1
             response, data = self._in_time(exchange)
+            self._note_time(response.headers.get("date"))
             if budget is not None:
                 budget.take(len(data))
             answer = document(data)
@@ -151,14 +169,14 @@ class Client:
                 raise refusal(response.status_code, answer, what, after_s=response.headers.get("retry-after"))
             return answer
 
-        return self._patiently(send, is_safe=method != "POST")
+        return self._patiently(send, is_safe=method != "POST" if is_safe is None else is_safe)
 
     def _patiently(self, send: Callable[[], _T], *, is_safe: bool) -> _T:
         """Repeat a request while the server is busy or out of reach.
 
         Args:
             send: sends the request once.
-            is_safe: whether the request may be sent again when its answer was lost.
+            is_safe: whether the request may be sent again if it may have been carried out.
         """
         begun_s, name = clock.monotonic_s(), self.connection.name
         for shortest_s in (*_PAUSES_S, *[_PAUSES_S[-1]] * 100):
@@ -173,6 +191,8 @@ class Client:
             except GoneError:
                 raise
             except TransientError as error:
+                if not is_safe and not isinstance(error, RejectedError):
+                    raise
                 failure, asked_s = error, error.pause_s if isinstance(error, BusyError) else 0.0
             pause_s = max(shortest_s, asked_s)
             if clock.monotonic_s() + pause_s - begun_s > self._within_s:

@@ -45,7 +45,11 @@ class BusyError(TransientError):
     pause_s: float = 0.0
 
 
-class NotAdmittedError(BusyError):
+class RejectedError(BusyError):
+    """The server has rejected a request, and has not carried it out. After any other BusyError, it may have."""
+
+
+class NotAdmittedError(RejectedError):
     """A webhook that the cluster calls before it changes an object did not answer: nothing was changed."""
 
 
@@ -114,17 +118,18 @@ def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | 
             f"the cluster refuses the request {what}: {message}" if kind is UsageError else message, hint=hint
         )
     if status == 429 or status >= 500:
-        return _busy(what, message, after_s)
+        return _busy(what, message, after_s, is_rejected=status == 429)
     return StorageError(f"the cluster answered {what} with HTTP status {status}: {message}")
 
 
-def _busy(what: str, message: str, after_s: str | None) -> BusyError:
+def _busy(what: str, message: str, after_s: str | None, *, is_rejected: bool) -> BusyError:
     if _WEBHOOK in message:
         return NotAdmittedError(
             f"the cluster could not answer {what}: {message}; nothing was changed",
             hint="try again later, or ask the cluster's administrator why this webhook does not answer",
         )
-    busy = BusyError(f"the cluster could not answer {what}: {message}", hint="try again later")
+    kind = RejectedError if is_rejected else BusyError
+    busy = kind(f"the cluster could not answer {what}: {message}", hint="try again later")
     with contextlib.suppress(ValueError):
         busy.pause_s = min(float(after_s or 0), _MOST_PAUSE_S)
     return busy

@@ -113,6 +113,9 @@ class LightningParts(Parts):
             checked_scalers(path),
         ):
             restore()
+            for optimizer in self.optimizers():
+                for parameter, state in optimizer.state.items():
+                    optimizer.state[parameter] = _unmapped(state)
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO())
@@ -140,6 +143,19 @@ class LightningParts(Parts):
                 elif cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
                     stack.enter_context(_with_own_kinds(callback))
             yield
+
+
+def _unmapped(value: Any) -> Any:
+    """A copy of an optimizer's state in which no tensor is mapped from a file.
+
+    On a CPU, an optimizer keeps the loaded tensors. If they were mapped, they would change, or end the process, when
+    another person writes to the file or truncates it.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.clone() if value.device.type == "cpu" else value
+    if isinstance(value, dict):
+        return {name: _unmapped(one) for name, one in cast("dict[Any, Any]", value).items()}
+    return list(map(_unmapped, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:

@@ -84,3 +84,12 @@ def test_a_deadline_that_has_passed() -> None:
     found = trouble_of(failed, None, [], image="i")
     assert found is not None
     assert isinstance(found.error, WaitTimeoutError)
+
+
+def test_a_helper_in_a_queue_waits() -> None:
+    """Kueue puts Jobs into the queue `default`, if there is one."""
+    metadata = {"name": "h", "labels": {"kueue.x-k8s.io/queue-name": "default"}}
+    found = trouble_of({"metadata": metadata, "spec": {"suspend": True}}, None, [], image="i")
+    assert found is not None
+    assert "Job h waits in queue default" in str(found.error)
+    assert found.patience_s >= 60

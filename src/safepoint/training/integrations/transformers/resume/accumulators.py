@@ -52,7 +52,7 @@ def without_settings(trainer: Any, saved: Any) -> tuple[dict[str, Any], list[str
     Returns:
         The numbers that remain, and the names of the others whose value would have changed.
     """
-    numbers = cast("dict[str, Any]", saved) if isinstance(saved, dict) else {}
+    numbers = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}
     if not numbers:
         return {}, []
     is_set, is_given = set_attributes(trainer), given_names(trainer)

@@ -32,7 +32,8 @@ def set_attributes(trainer: Any) -> frozenset[str]:
 
 def given_names(trainer: Any) -> frozenset[str]:
     """The names of the parameters with which the trainer was made, and of its TrainingArguments."""
-    made = [vars(kind).get("__init__") for kind in cast("Any", type(trainer)).__mro__]
+    contents = [cast("dict[str, Any]", vars(kind)) for kind in cast("Any", type(trainer)).__mro__]
+    made = [one.get("__init__") for one in contents]
     functions = [inspect.unwrap(one) for one in made if isinstance(one, FunctionType)]
     parameters = (name for one in functions for name in inspect.signature(one).parameters)
     return frozenset(parameters) | frozenset(getattr(trainer.args, "__dict__", {}))
@@ -40,14 +41,14 @@ def given_names(trainer: Any) -> frozenset[str]:
 
 def _classes(trainer: Any) -> list[Any]:
     handler: Any = getattr(trainer, "callback_handler", None)
-    found = [type(trainer), *map(type, getattr(handler, "callbacks", ()))]
-    return list({kind: None for one in found for kind in cast("Any", one).__mro__ if kind is not object})
+    found: list[Any] = [type(one) for one in (trainer, *getattr(handler, "callbacks", ()))]
+    return list({kind: None for one in found for kind in one.__mro__ if kind is not object})
 
 
 def _codes_of(owner: Any) -> list[CodeType]:
     """The code of the functions in a class, or of those that a module defines."""
     name = owner.__name__ if isinstance(owner, ModuleType) else None
-    values = list(cast("dict[str, Any]", vars(owner)).items())
+    values = list(vars(owner).items())
     found = [one for key, value in values if key not in _MAKES for one in _functions_in(value)]
     return [one.__code__ for one in found if name is None or one.__module__ == name]
 

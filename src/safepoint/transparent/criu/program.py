@@ -1,0 +1,135 @@
+"""Finds CRIU on this machine, and runs it.
+
+CRIU before 4.2 cannot dump TCP sockets on kernel 6.18, and older ones fail on kernel 6.13 and newer. They are refused
+before anything is frozen. `/etc/criu/default.conf` does not count: what is frozen must not depend on it.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import FreezeError, UnsupportedError
+from safepoint.transparent.criu.messages import explain
+
+VARIABLE = "SAFEPOINT_CRIU"
+"""The variable with the path of CRIU, where it is not the `criu` in PATH."""
+LEAST_VERSION = (4, 2)
+_VERSION = re.compile(r"Version:\s*v?(([0-9]{1,4})\.([0-9]{1,4})[0-9A-Za-z.~+-]{0,40})")
+_ANSWER_S = 10.0
+_INSTALL = "install CRIU 4.2 or newer, and name it with SAFEPOINT_CRIU if it is not in PATH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criu:
+    """A CRIU that can be used.
+
+    Args:
+        path: the program.
+        version: its version, such as `4.2.1`.
+    """
+
+    path: str
+    version: str
+
+    def run(
+        self,
+        action: str,
+        arguments: Sequence[str],
+        *,
+        folder: Path,
+        log: Path,
+        started: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run CRIU, and wait for its end.
+
+        Args:
+            action: `dump` or `restore`.
+            arguments: its further arguments.
+            folder: the folder of its images.
+            log: the file for its log.
+            started: called with the number of CRIU's process as soon as it runs.
+
+        Raises:
+            FreezeError: CRIU failed. After a failed dump, CRIU lets the processes run on.
+        """
+        command = self.command(action, arguments, folder=folder, log=log)
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            if started is not None:
+                started(process.pid)
+            _, output = process.communicate()
+        if process.returncode != 0:
+            raise failure(action, log, output.decode(errors="replace"))
+
+    def command(self, action: str, arguments: Sequence[str], *, folder: Path, log: Path) -> list[str]:
+        """The command that `run` runs."""
+        fixed = ["--no-default-config", "--images-dir", str(folder), "--log-file", str(log), "-v2"]
+        return [self.path, action, *fixed, "--tcp-established", "--file-locks", *arguments]
+
+
+def failure(action: str, log: Path, output: str) -> FreezeError:
+    """The error for a CRIU that failed.
+
+    Args:
+        action: `dump` or `restore`.
+        log: its log.
+        output: what it printed, for the case that there is no log.
+    """
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        text = ""
+    reason, hint = explain(text or output)
+    done = "the processes run on, and no image was made" if action == "dump" else "nothing was restored"
+    return FreezeError(f"CRIU could not {action} the processes: {reason}; {done}", hint=hint)
+
+
+def find_criu(named: str | None = None) -> Criu:
+    """Find a CRIU that this process can use.
+
+    Args:
+        named: its path; None for that in the variable SAFEPOINT_CRIU or, without it, the `criu` in PATH.
+
+    Raises:
+        UnsupportedError: there is none, it is too old, or this process is not root.
+    """
+    if platform.system() != "Linux":
+        raise UnsupportedError("process images need Linux; nothing was frozen", hint="run the command on Linux")
+    path = named or os.environ.get(VARIABLE) or shutil.which("criu")
+    if path is None:
+        raise UnsupportedError("CRIU is not installed; nothing was done", hint=_INSTALL)
+    version = version_of(path)
+    if os.geteuid() != 0:
+        raise UnsupportedError(
+            "freezing and restoring processes needs root; nothing was done", hint="run the command as root"
+        )
+    return Criu(path=path, version=version)
+
+
+def version_of(path: str) -> str:
+    """The version of the CRIU at `path`.
+
+    Raises:
+        UnsupportedError: it does not answer, or is too old.
+    """
+    try:
+        answer = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_ANSWER_S
+        )
+        found = _VERSION.search(answer.stdout.decode(errors="replace"))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"no answer within {_ANSWER_S:.0f} s"
+        raise UnsupportedError(f"{path} does not work: {reason}; nothing was done", hint=_INSTALL) from error
+    if found is None:
+        raise UnsupportedError(f"{path} does not say which version of CRIU it is; nothing was done", hint=_INSTALL)
+    if (int(found[2]), int(found[3])) < LEAST_VERSION:
+        raise UnsupportedError(
+            f"{path} is CRIU {found[1]}, which fails on current kernels; nothing was done", hint=_INSTALL
+        )
+    return found[1]

@@ -1,0 +1,201 @@
+"""The images in a folder, and the chains that they form.
+
+Promises: a folder is an image when its name is `image-N` and its manifest has this number; a chain that `chain`
+returns has the very images that the newest one names. One writer at a time.
+"""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+
+from safepoint.checkpoint.commit import FolderDestination, commit
+from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.checkpoint.format.sealed_record import MAX_RECORD_BYTES
+from safepoint.checkpoint.format.verify import Fault, compare_listing, list_files
+from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError
+from safepoint.foundation import files
+from safepoint.foundation.files import FolderLock
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.transparent.images.manifest import (
+    MANIFEST_NAME,
+    MOST_CHAIN,
+    ImageManifest,
+    Source,
+    image_name,
+    number_of,
+)
+
+_CONTROL = Path(no_links.CONTROL) / "images"
+_PRIVATE = 0o700
+
+
+class ImageLocation:
+    """A folder that holds images."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    def names(self) -> list[str]:
+        """The names of the images, newest first. They need not be valid."""
+        try:
+            found = [name for name in os.listdir(self.folder) if number_of(name) is not None]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be listed: {error.strerror}") from error
+        return sorted(found, key=lambda name: number_of(name) or 0, reverse=True)
+
+    def newest(self) -> str:
+        """The name of the newest image.
+
+        Raises:
+            NothingValidError: there is no image.
+        """
+        names = self.names()
+        if not names:
+            raise NothingValidError(f"there is no process image in {self.folder}")
+        return names[0]
+
+    def path(self, name: str) -> Path:
+        """The folder of an image."""
+        return self.folder / name
+
+    def read(self, name: str) -> ImageManifest:
+        """Read the manifest of an image.
+
+        Raises:
+            ImageError: there is no valid manifest, or it belongs to another image.
+        """
+        path = self.path(name)
+        if path.is_symlink():
+            raise ImageError(f"{path} is a link; it was not used")
+        try:
+            manifest = ImageManifest.from_bytes(read_regular(path / MANIFEST_NAME, MAX_RECORD_BYTES))
+        except OSError as error:
+            raise ImageError(f"{path / MANIFEST_NAME} cannot be read: {error.strerror}") from error
+        except ImageError as error:
+            raise ImageError(f"{path / MANIFEST_NAME} is invalid: {error.message}", hint=error.hint) from error
+        if manifest.name != name:
+            raise ImageError(f"{path} holds the manifest of {manifest.name}; it was not used")
+        return manifest
+
+    def chain(self, manifest: ImageManifest) -> list[ImageManifest]:
+        """The image and the images that store pages of it, newest first.
+
+        Raises:
+            ImageError: one of them is missing, was replaced, or has another seed.
+        """
+        found = [manifest]
+        for source in manifest.sources:
+            older = self.read(source.name)
+            if older.digest != source.digest or older.seed != manifest.seed:
+                raise ImageError(
+                    f"{self.path(source.name)} is not the image whose pages {manifest.name} needs: it was replaced",
+                    hint="restore it from a backup, or use another image",
+                )
+            found.append(older)
+        return found
+
+    def faults(self, manifest: ImageManifest) -> list[Fault]:
+        """Compare the names and sizes of an image's own files with its manifest. Nothing is read."""
+        try:
+            found = list_files(self.path(manifest.name))
+        except OSError as error:
+            return [Fault(file=".", reason=f"it cannot be listed: {error.strerror}")]
+        found.pop(MANIFEST_NAME, None)
+        return compare_listing(manifest.files, found, extra=True)
+
+    def parent(self) -> list[ImageManifest]:
+        """The chain that a new image may continue: that of the newest image, or none if it is full or invalid."""
+        for name in self.names()[:1]:
+            with contextlib.suppress(ImageError):
+                chain = self.chain(self.read(name))
+                if len(chain) < MOST_CHAIN and not any(self.faults(one) for one in chain):
+                    return chain
+        return []
+
+    def control_folder(self) -> Path:
+        """The private folder for temporary files of a restore.
+
+        Raises:
+            StorageError: the folder cannot be written to.
+        """
+        control = self.folder / _CONTROL
+        try:
+            no_links.make_folders(control, _PRIVATE)
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+        return control
+
+    @contextlib.contextmanager
+    def writing(self) -> Generator["NewImage"]:
+        """Hold the location's lock, and make a working folder for a new image. It is deleted at the end.
+
+        Raises:
+            ConflictError: another process writes an image here.
+            StorageError: the folder cannot be written to.
+        """
+        control = self.folder / _CONTROL
+        try:
+            no_links.make_folders(self.folder)
+            no_links.make_folders(control, _PRIVATE)
+            lock = FolderLock.acquire(control / "lock", {"pid": os.getpid()})
+        except BlockingIOError as error:
+            raise ConflictError(
+                f"another process writes a process image to {self.folder}; nothing was frozen",
+                hint="wait for it, or name another folder",
+            ) from error
+        except OSError as error:
+            raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was frozen") from error
+        try:
+            if lock is not None:  # what is there was left by a process that has ended
+                files.delete_entries(self.folder, no_links.CONTROL, "images", pattern="work-*")
+            working = control / f"work-{uuid.uuid4().hex}"
+            no_links.make_folder(working, _PRIVATE)
+            try:
+                number = max((number_of(name) or 0 for name in self.names()), default=0) + 1
+                yield NewImage(self, working, number)
+            finally:
+                files.delete_tree(working)
+        finally:
+            if lock is not None:
+                lock.release()
+
+
+class NewImage:
+    """An image that is being written.
+
+    Args:
+        location: where it will be.
+        working: the folder for its files.
+        number: its number.
+    """
+
+    def __init__(self, location: ImageLocation, working: Path, number: int) -> None:
+        self.location = location
+        self.number = number
+        self.working = working
+        self.folder = working / "image"
+        no_links.make_folder(self.folder, _PRIVATE)
+
+    def commit(self, manifest: ImageManifest) -> None:
+        """Make the files count as an image.
+
+        Raises:
+            SafepointError, OSError: nothing was committed.
+        """
+        target = self.location.path(image_name(self.number))
+        commit(FolderDestination(self.folder, target, trash=None, is_durable=False), manifest)
+
+
+def source_of(manifest: ImageManifest) -> Source:
+    """How a newer image names this one."""
+    return Source(name=manifest.name, digest=manifest.digest)
+
+
+def entries_by_path(manifest: ImageManifest) -> dict[str, FileEntry]:
+    """The entries of the manifest's files."""
+    return {entry.path: entry for entry in manifest.files}

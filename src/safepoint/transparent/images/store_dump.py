@@ -1,0 +1,183 @@
+"""From the folders that CRIU has written to an image: pages by content, everything else unchanged."""
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from safepoint.checkpoint.format.digest import FileDigester
+from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.errors import ImageError
+from safepoint.foundation import clock
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.transparent.images.location import ImageLocation, NewImage, source_of
+from safepoint.transparent.images.manifest import (
+    MOST_FILE_BYTES,
+    ImageManifest,
+    Machine,
+    PageFileFacts,
+    Part,
+    is_criu_name,
+    part_name,
+)
+from safepoint.transparent.pages.older import OlderPages
+from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap
+from safepoint.transparent.pages.table import PageTable
+from safepoint.transparent.pages.writer import PageStream, regions_name, table_name, write_pages
+
+_PAGES = re.compile(r"pages-(0|[1-9][0-9]{0,4})\.img")
+_PAGEMAP = re.compile(r"pagemap-.*\.img")
+_IDS = re.compile(r"ids-[0-9]+\.img")
+"""One for each process; there is a `core-N.img` for each thread."""
+_CHUNK_BYTES = 1 << 20
+_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """One process tree that CRIU has dumped.
+
+    Args:
+        folder: what CRIU has written.
+        root_pid: the number of the root process, as the processes see it.
+        program: the name of the root process.
+        is_in_session_of_other: see `Part`.
+    """
+
+    folder: Path
+    root_pid: int
+    program: str
+    is_in_session_of_other: bool = False
+
+
+def store_dumps(
+    image: NewImage,
+    dumps: Sequence[Dump],
+    machine: Machine,
+    *,
+    parent: Sequence[ImageManifest] = (),
+    progress: Callable[[int], None] | None = None,
+) -> ImageManifest:
+    """Write the files of an image. The caller commits it.
+
+    Args:
+        image: where the files are written.
+        dumps: the process trees.
+        machine: where they were frozen.
+        parent: the chain that the image continues, see `ImageLocation.parent`; empty for a complete image.
+        progress: called with the number of bytes of pages read since the last call.
+
+    Raises:
+        ImageError: what CRIU has written is not consistent.
+        OSError: the files cannot be read or written.
+    """
+    seed = parent[0].seed if parent else secrets.randbits(64)
+    older = None
+    if parent:
+        older = OlderPages(tables_of(image.location, parent[0]))
+    parts: list[Part] = []
+    entries: list[FileEntry] = []
+    for number, dump in enumerate(dumps):
+        page_files: list[PageFileFacts] = []
+        target = image.folder / part_name(number)
+        no_links.make_folder(target, 0o700)
+        pages_of = _read_pagemaps(dump.folder)
+        names = sorted(os.listdir(dump.folder))
+        for name in names:
+            match = _PAGES.fullmatch(name)
+            if match:
+                file = int(match[1])
+                with open_regular(dump.folder / name) as source:
+                    written = write_pages(
+                        cast("PageStream", source),
+                        target,
+                        part=number,
+                        file=file,
+                        seed=seed,
+                        older=older,
+                        progress=progress,
+                    )
+                if pages_of.pop(file, None) != written.num_pages:
+                    raise ImageError(f"CRIU's {name} and its pagemap differ; the image was not kept")
+                page_files.append(
+                    PageFileFacts(
+                        file=file,
+                        num_pages=written.num_pages,
+                        num_zero=written.num_zero,
+                        num_equal=written.num_equal,
+                        num_stored=written.num_stored,
+                    )
+                )
+                entries.append(FileEntry.of(f"{part_name(number)}/{table_name(file)}", written.table))
+                entries.append(FileEntry.of(f"{part_name(number)}/{regions_name(file)}", written.regions))
+            elif is_criu_name(name):
+                entries.append(_copy(dump.folder / name, target / name, f"{part_name(number)}/{name}"))
+        if any(pages_of.values()):
+            raise ImageError(f"CRIU's pages-{min(pages_of)}.img is missing; the image was not kept")
+        parts.append(
+            Part(
+                root_pid=dump.root_pid,
+                program=dump.program,
+                num_processes=sum(_IDS.fullmatch(name) is not None for name in names),
+                is_in_session_of_other=dump.is_in_session_of_other,
+                page_files=tuple(sorted(page_files, key=lambda one: one.file)),
+            )
+        )
+    return ImageManifest(
+        number=image.number,
+        created=clock.utc_now(),
+        seed=seed,
+        sources=tuple(source_of(one) for one in parent),
+        machine=machine,
+        parts=tuple(parts),
+        files=tuple(sorted(entries, key=lambda entry: entry.path)),
+    )
+
+
+def _read_pagemaps(folder: Path) -> dict[int, int]:
+    """The number of pages in each pages file, as the pagemaps state it."""
+    found: dict[int, int] = {}
+    for path in sorted(folder.iterdir()):
+        if _PAGEMAP.fullmatch(path.name):
+            with open_regular(path) as file:
+                pagemap = read_pagemap(file.read(MOST_BYTES + 1), path.name)
+            if pagemap.pages_id in found:
+                raise ImageError(f"two pagemaps of CRIU name pages-{pagemap.pages_id}.img; the image was not kept")
+            found[pagemap.pages_id] = pagemap.num_pages
+    return found
+
+
+def _copy(source: Path, target: Path, path: str) -> FileEntry:
+    digester = FileDigester()
+    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
+        if os.fstat(file.fileno()).st_size > MOST_FILE_BYTES:
+            raise ImageError(f"CRIU's {source.name} has more than {MOST_FILE_BYTES} bytes; the image was not kept")
+        while piece := file.read(_CHUNK_BYTES):
+            copy.write(piece)
+            digester.update(memoryview(piece))
+    return FileEntry.of(path, digester.result())
+
+
+def tables_of(location: ImageLocation, manifest: ImageManifest) -> dict[tuple[int, int], PageTable]:
+    """Open the tables of all page files of an image, by the numbers of part and page file.
+
+    Raises:
+        ImageError: a table is damaged, or is not the one that the manifest describes.
+        OSError: a table cannot be read.
+    """
+    tables: dict[tuple[int, int], PageTable] = {}
+    for number, part in enumerate(manifest.parts):
+        for facts in part.page_files:
+            path = location.path(manifest.name) / part_name(number) / table_name(facts.file)
+            table = PageTable.open(path)
+            header = table.header
+            stated = (facts.file, manifest.seed, facts.num_pages, facts.num_stored)
+            if (header.file, header.seed, header.num_pages, header.num_stored) != stated:
+                raise ImageError(f"{path} is not the table that {manifest.name} describes; it was not used")
+            tables[number, facts.file] = table
+    return tables

@@ -1,0 +1,19 @@
+"""Whether the packages of the extra `transparent` are installed, without importing them."""
+
+import importlib.util
+
+from safepoint.errors import MissingExtraError
+
+
+def require_packages() -> None:
+    """Check that numpy and LZ4 are installed, before anything is frozen or written.
+
+    Raises:
+        MissingExtraError: the extra `transparent` is not installed.
+    """
+    missing = [name for name in ("numpy", "lz4") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"process images need {' and '.join(missing)}, which this installation lacks; nothing was done",
+            hint="pip install 'safepoint[transparent]'",
+        )

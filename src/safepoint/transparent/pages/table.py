@@ -1,0 +1,174 @@
+"""The table of a page file: where each page of a raw stream is stored.
+
+Promises: a table that `PageTable.open` returns has its own digest and exactly the size that its header implies. After
+`check_runs`, each of its runs lies within the stored pages of a page file that exists. The table is mapped, not read:
+it takes 16 bytes for each page, and the kernel may drop them from memory at any time.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from safepoint.errors import ImageError
+from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.transparent.pages.layout import (
+    DIGEST,
+    DIGEST_BYTES,
+    PAGE_BYTES,
+    REGION,
+    REGION_PAGES,
+    REGIONS_HEADER,
+    RUN,
+    THIS_IMAGE,
+    ZERO,
+    TableHeader,
+)
+
+_CHUNK_BYTES = 4 << 20
+_CHUNK_RUNS = 1 << 16
+
+
+class PageFileId(NamedTuple):
+    """Names a page file among those that a table may refer to.
+
+    Args:
+        image: 1 for the image of the table, 2 and higher for its sources, as in a run.
+        part: the number of the part.
+        file: the N of CRIU's `pages-N.img`.
+    """
+
+    image: int
+    part: int
+    file: int
+
+
+class PageTable:
+    """An open table. `runs`, `regions` and `digests` are arrays of the mapped file, and must not be changed."""
+
+    def __init__(self, header: TableHeader, mapped: mmap.mmap, name: str) -> None:
+        self.header = header
+        self.name = name
+        position = header.SIZE_BYTES
+        self.runs: NDArray[Any] = np.frombuffer(mapped, RUN, header.num_runs, position)
+        position += header.num_runs * RUN.itemsize
+        self.regions: NDArray[Any] = np.frombuffer(mapped, REGION, header.num_regions, position)
+        position += header.num_regions * REGION.itemsize
+        self.digests: NDArray[Any] = np.frombuffer(mapped, DIGEST, header.num_pages, position)
+
+    @classmethod
+    def open(cls, path: Path) -> "PageTable":
+        """Map the table at `path`, and check its size, its digest and its regions.
+
+        Raises:
+            ImageError: it is not a table, or was altered.
+            OSError: the file cannot be read, is a link, or is not a regular file.
+        """
+        name = path.name
+        with open_regular(path) as file:
+            header = TableHeader.from_bytes(file.read(TableHeader.SIZE_BYTES), name)
+            size_bytes = os.fstat(file.fileno()).st_size
+            if size_bytes != header.table_bytes:
+                raise ImageError(
+                    f"{name} has {size_bytes} bytes, and its header implies {header.table_bytes}; it was not used"
+                )
+            mapped = mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ)
+        _check_digest(mapped, name)
+        table = cls(header, mapped, name)
+        table._check_regions()
+        return table
+
+    def _check_regions(self) -> None:
+        sizes = self.regions["size_bytes"].astype(np.uint64)
+        header = self.header
+        most = np.full(len(sizes), REGION_PAGES * PAGE_BYTES, np.uint64)
+        if len(most):
+            most[-1] = (header.num_stored - (len(sizes) - 1) * REGION_PAGES) * PAGE_BYTES
+        if not (sizes > 0).all() or not (sizes <= most).all():
+            raise ImageError(f"{self.name} has a region that is empty or larger than its pages; it was not used")
+        if len(REGIONS_HEADER) + int(sizes.sum()) != header.regions_bytes:
+            raise ImageError(f"{self.name} has regions whose sizes do not add up; it was not used")
+
+    def check_runs(self, num_stored: Mapping[PageFileId, int]) -> None:
+        """Check that each run lies within the stored pages of a page file.
+
+        Args:
+            num_stored: the stored pages of each page file to which this table may refer, its own included.
+
+        Raises:
+            ImageError: a run leads to pages that do not exist, or the runs have more or fewer pages than the header.
+        """
+        num_pages = 0
+        for begin in range(0, len(self.runs), _CHUNK_RUNS):
+            runs = self.runs[begin : begin + _CHUNK_RUNS]
+            num_pages += int(runs["num_pages"].sum(dtype=np.uint64))
+            if not runs["num_pages"].all():
+                raise ImageError(f"{self.name} has a run without pages; it was not used")
+            for place in np.unique(runs[["image", "part", "file"]]):
+                key = PageFileId(*map(int, place))
+                of_place = runs[
+                    (runs["image"] == key.image) & (runs["part"] == key.part) & (runs["file"] == key.file)
+                ]
+                if not _are_within(of_place, key, num_stored.get(key)):
+                    raise ImageError(
+                        f"{self.name} refers to pages that do not exist (image {key.image}, part {key.part}, "
+                        f"file {key.file}); it was not used"
+                    )
+        if num_pages != self.header.num_pages:
+            raise ImageError(
+                f"{self.name} has runs of {num_pages} pages, and its header states {self.header.num_pages}; it was "
+                "not used"
+            )
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many pages are zero, stored in this image, and equal to pages of its sources."""
+        numbers = self.runs["num_pages"]
+        zero = int(numbers[self.runs["image"] == ZERO].sum(dtype=np.uint64))
+        stored = int(numbers[self.runs["image"] == THIS_IMAGE].sum(dtype=np.uint64))
+        return zero, stored, self.header.num_pages - zero - stored
+
+    def region_offsets(self) -> NDArray[np.uint64]:
+        """The offset of each region in the file of regions, and the end of the last one."""
+        offsets = np.empty(len(self.regions) + 1, np.uint64)
+        offsets[0] = len(REGIONS_HEADER)
+        np.cumsum(self.regions["size_bytes"], out=offsets[1:], dtype=np.uint64)
+        offsets[1:] += np.uint64(len(REGIONS_HEADER))
+        return offsets
+
+
+def _are_within(runs: NDArray[Any], key: PageFileId, num_stored: int | None) -> bool:
+    if key.image == ZERO:
+        return key == (ZERO, 0, 0) and not runs["first"].any()
+    if num_stored is None or int(runs["first"].max()) > num_stored:
+        return False
+    # The difference cannot be negative, so no sum can overflow.
+    return bool((runs["num_pages"] <= np.uint64(num_stored) - runs["first"]).all())
+
+
+def _check_digest(mapped: mmap.mmap, name: str) -> None:
+    end = len(mapped) - DIGEST_BYTES
+    with memoryview(mapped) as view:
+        hasher = xxhash.xxh3_128()
+        for begin in range(0, end, _CHUNK_BYTES):
+            hasher.update(view[begin : min(end, begin + _CHUNK_BYTES)])
+        if hasher.digest() != bytes(view[end:]):
+            raise ImageError(f"{name} was altered after it was written: its own digest does not match")
+
+
+def pieces(table: PageTable) -> Iterator[tuple[PageFileId, int, int]]:
+    """The runs of a table in order, cut at the borders of regions: `(page file, first stored page, number of pages)`.
+
+    Zero pages are cut into pieces of a region's size, too. Call `check_runs` first.
+    """
+    for begin in range(0, len(table.runs), _CHUNK_RUNS):
+        for num_pages, image, part, file, first in table.runs[begin : begin + _CHUNK_RUNS].tolist():
+            position, end, key = first, first + num_pages, PageFileId(image, part, file)
+            while position < end:
+                length = min(end - position, REGION_PAGES - position % REGION_PAGES)
+                yield key, position, length
+                position += length

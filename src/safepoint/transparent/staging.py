@@ -1,0 +1,61 @@
+"""Where the raw pages of processes are kept for a while: in memory if there is room, otherwise on a disk."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from safepoint.errors import StorageError
+from safepoint.foundation.files import delete_tree, free_bytes
+from safepoint.foundation.units import format_bytes
+from safepoint.snapshot.memory import host_memory
+
+_MEMORY = Path("/dev/shm")
+_SPARE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """A folder for raw pages.
+
+    Args:
+        folder: an empty folder that only this user can open.
+        is_in_memory: whether it is in memory (tmpfs).
+    """
+
+    folder: Path
+    is_in_memory: bool
+
+
+@contextlib.contextmanager
+def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
+    """Make a folder with room for `num_bytes`, and delete it at the end.
+
+    Args:
+        num_bytes: how much will be written to it.
+        disk: an existing folder to use if memory has no room.
+
+    Raises:
+        StorageError: there is room in neither.
+    """
+    room = host_memory.look()
+    is_in_memory = (
+        os.path.isdir(_MEMORY)
+        and room is not None
+        and room.has(num_bytes)
+        and shutil.disk_usage(_MEMORY).free >= num_bytes + _SPARE_BYTES
+    )
+    if not is_in_memory and free_bytes(disk) < num_bytes + _SPARE_BYTES:
+        raise StorageError(
+            f"memory and {disk} have no room for the pages of the processes, up to {format_bytes(num_bytes)}; "
+            "nothing was frozen or restored",
+            hint="free some space, or name another folder",
+        )
+    folder = Path(tempfile.mkdtemp(prefix="safepoint-image-", dir=_MEMORY if is_in_memory else disk))
+    try:
+        yield Staging(folder=folder, is_in_memory=is_in_memory)
+    finally:
+        delete_tree(folder)

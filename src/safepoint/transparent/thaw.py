@@ -1,0 +1,58 @@
+"""Restores the processes of an image.
+
+Promises: CRIU is started only after the whole image was checked, and the images that it needs. What CRIU restores
+from is byte for byte what it had written.
+"""
+
+import platform
+from collections.abc import Callable
+
+from safepoint.errors import ImageError
+from safepoint.transparent.criu import tree_dump
+from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.tree_dump import Restored
+from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.images.manifest import part_name
+from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
+from safepoint.transparent.packages import require_packages
+from safepoint.transparent.staging import staging
+
+LOG_NAME = "criu-restore.log"
+
+
+def thaw_image(
+    criu: Criu, location: ImageLocation, name: str, *, progress: Callable[[int], None] | None = None
+) -> Restored:
+    """Restore the processes of an image, and return when they run.
+
+    Args:
+        criu: the CRIU to use.
+        location: where the image is.
+        name: the image.
+        progress: called with the number of bytes of pages restored since the last call.
+
+    Raises:
+        ImageError: the image is damaged, or was made on a machine with another kind of processor.
+        FreezeError: CRIU could not restore the processes.
+        StorageError: there is too little space for the raw pages.
+    """
+    require_packages()
+    manifest = verify(location, name, deep=False)
+    if manifest.machine.architecture != platform.machine():
+        raise ImageError(
+            f"{name} was made on {manifest.machine.architecture}, and this machine is {platform.machine()}; nothing "
+            "was restored",
+            hint="restore it on a machine of the same kind",
+        )
+    if len(manifest.parts) != 1:
+        raise ImageError(
+            f"{name} has {len(manifest.parts)} process trees, and this release restores one; nothing was restored",
+            hint="use a newer release of safepoint",
+        )
+    control = location.control_folder()
+    with staging(raw_bytes(manifest), control) as stage:
+        materialise(location, name, stage.folder, progress=progress)
+        log = control / LOG_NAME
+        log.unlink(missing_ok=True)
+        session = manifest.parts[0].is_in_session_of_other
+        return tree_dump.restore(criu, stage.folder / part_name(0), log=log, is_in_session_of_other=session)

@@ -1,0 +1,16 @@
+"""All tests in this folder freeze real processes, with CRIU, as root."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.criu import unavailable
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    own = [item for item in items if Path(__file__).parent in item.path.parents]
+    reason = unavailable() if own else None
+    for item in own:
+        item.add_marker(pytest.mark.images)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))

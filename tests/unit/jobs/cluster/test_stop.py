@@ -1,0 +1,151 @@
+"""Tests of safepoint.jobs.cluster.suspension.stop with an API that is injected; tests/cluster has the others."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from safepoint.errors import AccessDeniedError, ConflictError, UsageError
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.changes.submission import is_gone
+from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
+from safepoint.jobs.cluster.objects import name_of
+from safepoint.jobs.cluster.suspension import stop
+from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob, workload_of
+
+CLAIM = {"metadata": {"name": "ckpt"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
+QUEUE = {"kueue.x-k8s.io/queue-name": "gpus"}
+
+
+def queued(*, denied: set[str]) -> Kept:
+    """A job in a queue that trains, and a user without some rights."""
+    job = trainjob(**QUEUE)
+    return Kept(
+        denied=denied,
+        trainjobs=[job],
+        pods=[running_pod()],
+        workloads=[workload_of(job)],
+        persistentvolumeclaims=[CLAIM],
+    )
+
+
+def jobs_of(namespace: Kept) -> ClusterJobs:
+    return ClusterJobs(cast("ClusterApi", namespace))
+
+
+@pytest.mark.parametrize("denied", ["patch", "list"])
+@pytest.mark.parametrize("change", [lambda jobs: jobs.suspend(JOB), lambda jobs: jobs.scale(JOB, 2)])
+def test_a_job_in_a_queue_is_stopped_only_through_its_workload(
+    change: Callable[[ClusterJobs], Any], denied: str
+) -> None:
+    """Kueue would start it again at once, so nothing is stopped; also if the Workload cannot be found."""
+    namespace = queued(denied={f"{denied} workloads", "create pods"})
+    with pytest.raises(
+        AccessDeniedError, match=f"job tiny cannot be stopped: .*may not {denied} workloads"
+    ) as raised:
+        change(jobs_of(namespace))
+    assert "resources [workloads]" in str(raised.value.hint)
+    assert namespace.changes == []
+    jobs_of(namespace).jobs()
+    assert namespace.changes == []
+
+
+def test_scale_checks_the_names_of_the_pods_before_it_stops_the_job() -> None:
+    """With eleven pods, the index has one more digit."""
+    name = "n" * 48
+    namespace = Kept(trainjobs=[trainjob(name)], pods=[running_pod(name)], persistentvolumeclaims=[CLAIM])
+    with pytest.raises(
+        UsageError, match=r"the names of its pods, such as .* more than 63 characters; nothing was done"
+    ):
+        jobs_of(namespace).scale(name, 11)
+    assert namespace.changes == []
+
+
+# ---- while a command waits -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_exec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No save can be requested, and no time passes while a command waits."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise AccessDeniedError("you may not create and get pods/exec")
+
+    monkeypatch.setattr(stop, "request_save", refuse)
+
+
+def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
+    """Each pause takes no time, and is a second later; `act` gets its number."""
+    now_s, num_pauses = clock.monotonic_s(), 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s, num_pauses
+        now_s += seconds
+        num_pauses += 1
+        assert num_pauses < 400, "the command waits for ever"
+        act(num_pauses)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+
+
+@pytest.mark.usefixtures("no_exec")
+@pytest.mark.parametrize("is_queued", [True, False])
+@pytest.mark.parametrize("change", [lambda jobs: jobs.suspend(JOB), lambda jobs: jobs.scale(JOB, 2)])
+def test_a_job_that_another_person_resumes_meanwhile(
+    change: Callable[[ClusterJobs], Any], is_queued: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends, and does not stop the job once more; `scale` gives its plan up."""
+    namespace = queued(denied=set())
+    if not is_queued:
+        namespace.kept["workloads"] = []
+
+    def resume(number: int) -> None:
+        if number == 2 and is_queued:
+            namespace.kept["workloads"][0]["spec"]["active"] = True
+        elif number == 2:
+            namespace.kept["trainjobs"][0]["spec"]["suspend"] = False
+
+    while_waiting(monkeypatch, resume)
+    with pytest.raises(ConflictError, match="job tiny was resumed while it was being suspended; it is Running"):
+        change(jobs_of(namespace))
+    assert [name_of(item) for item in namespace.kept["trainjobs"]] == [JOB]
+
+
+def leaving(overdue_s: float) -> Any:
+    """A pod whose grace period ended some seconds ago."""
+    pod = running_pod(nodeName="gpu-7")
+    pod["metadata"]["deletionTimestamp"] = clock.as_utc(clock.wall_s() - overdue_s)
+    return pod
+
+
+@pytest.mark.usefixtures("no_exec")
+@pytest.mark.parametrize("is_overdue", [True, False])
+@pytest.mark.parametrize("change", ["suspend", "scale", "delete"])
+def test_a_pod_that_does_not_end_is_named(
+    change: str, is_overdue: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, after half a minute: its node may be gone, and then it never ends by itself."""
+    namespace = Kept(trainjobs=[trainjob()], pods=[running_pod()], persistentvolumeclaims=[CLAIM])
+    pod = leaving(60 if is_overdue else -600)
+
+    def act(number: int) -> None:
+        namespace.kept["pods"] = [pod] if number < 100 else []
+        assert caplog.records == [] if number < 30 else number < 35 or caplog.records, number
+
+    while_waiting(monkeypatch, act)
+    jobs = jobs_of(namespace)
+    {"suspend": jobs.suspend, "delete": jobs.delete, "scale": lambda name: jobs.scale(name, 2)}[change](JOB)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "pod tiny-node-0-0-abcde on node gpu-7" in message
+    assert ("kubectl delete pod tiny-node-0-0-abcde -n team --force" in message) == is_overdue
+
+
+@pytest.mark.parametrize("denied", ["get jobsets", "list pods", ""])
+def test_a_job_whose_pods_run_is_not_gone(denied: str) -> None:
+    """Each of the two kinds that may be read is looked at."""
+    namespace = Kept(denied={denied}, pods=[running_pod()], jobsets=[{"metadata": {"name": JOB}}])
+    assert not is_gone(cast("ClusterApi", namespace), JOB, "old")
+    namespace.kept["jobsets"] = []
+    assert is_gone(cast("ClusterApi", namespace), JOB, "old") == (denied == "list pods")
