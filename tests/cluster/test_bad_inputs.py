@@ -317,7 +317,7 @@ _CASES = {
     "suspend no job": _bad("suspend none", _NOT_FOUND, ("no job none", "nothing was"), "safepoint list"),
     "scale to nothing": _bad("scale taken --nnodes 0", _USAGE, "--nnodes", "--help"),
     "scale what is not ours": _bad(
-        "scale taken --nnodes 2", _CONFLICT, ("did not submit job taken", "nothing was"), "suspend it"
+        "scale taken --nnodes 2", _CONFLICT, ("did not submit job taken", "nothing was"), "suspend the job"
     ),
     "delete a path": _bad(
         "delete ../secrets/empty --yes", _USAGE, "'../secrets/empty' is not a valid name", "letters"
