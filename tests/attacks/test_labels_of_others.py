@@ -25,8 +25,9 @@ from safepoint.jobs.cluster.connection import connect_to
 from safepoint.jobs.cluster.helper import helper
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.objects import Object, name_of, texts
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, own_pods
 from safepoint.jobs.cluster.spec import ClusterSpec
-from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed, describe, own_pods
+from safepoint.jobs.cluster.state import UID_LABEL, Observed, describe
 from safepoint.jobs.cluster.suspension import save_request
 from safepoint.jobs.cluster.suspension.stop import request_stop
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs

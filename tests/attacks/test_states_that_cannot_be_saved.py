@@ -289,7 +289,7 @@ def _with_metrics(state: Any) -> Any:
         (_TINY, ("2", "4"), "trainer_state.json", _of_later_steps, ExitCode.OK),
         (_TINY, ("2", "4"), "trainer_state.json", _with_another_best, ExitCode.OK),
         (_TINY, ("2", "4"), "trainer_state.json", _without_control, ExitCode.OK),
-        (_TINY, ("2", "4"), "safepoint_state_0.pt", _with_settings, ExitCode.NOTHING_VALID),
+        (_TINY, ("2", "4"), "safepoint_state_0.pt", _with_settings, ExitCode.OK),
         (_LIGHTNING, ("1", "2"), "lightning.ckpt", _with_metrics, ExitCode.NOTHING_VALID),
     ],
 )

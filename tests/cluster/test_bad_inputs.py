@@ -192,7 +192,7 @@ _CASES = {
     "scratch and resume": _bad("--from-scratch --resume a/b", _USAGE, "contradicts", "leave one of them out"),
     "unknown policy": _bad("--keep best", _USAGE, "--keep", "best=N:METRIC"),
     "port beyond the last": _bad("--metrics-port 70000", _USAGE, "--metrics-port 70000", "port number"),
-    "rank of a pod": _bad("logs taken --rank 0", _USAGE, "--rank is not supported", "leave --rank out"),
+    "rank without a pod": _bad("logs taken --rank 0", _NOT_FOUND, "has no pods", "deleted with them"),
     # grace
     "no grace": _bad("--grace 0", _USAGE, "--grace 0", "positive"),
     "grace below zero": _bad("--grace=-5", _USAGE, "--grace -5", "positive"),

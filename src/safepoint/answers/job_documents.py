@@ -48,10 +48,14 @@ def document_of(job: Job, progress: Progress | None, output: str | None) -> dict
 
 
 def status_document(
-    job: Job, progress: Progress | None, output: str | None, attempts: Sequence[AttemptRecord]
+    job: Job,
+    progress: Progress | None,
+    output: str | None,
+    attempts: Sequence[AttemptRecord],
+    details: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The job with its attempts, as JSON."""
-    document = document_of(job, progress, output)
+    """The job with its attempts and details, as JSON."""
+    document = {**document_of(job, progress, output), **(details or {})}
     document["attempts"] = [dataclasses.asdict(attempt) for attempt in attempts]
     return document
 

@@ -188,6 +188,7 @@ class SubmitOptions:
         code: a folder whose files are sent to the pods.
         local_limit: with an object store, the size limit of the local folder for checkpoints, or `none`; None for
             that of the plan.
+        shared_memory: the size limit of /dev/shm in each pod; None for the memory of the pod.
         is_dry_run: print the Kubernetes objects of the job, and create nothing.
     """
 
@@ -198,6 +199,7 @@ class SubmitOptions:
     memory: str | None = None
     code: Path | None = None
     local_limit: str | None = None
+    shared_memory: str | None = None
     is_dry_run: bool = False
 
 

@@ -1,6 +1,6 @@
 """Shows a job as a row of a table, or as a page."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from safepoint.answers.job_documents import safe_step
@@ -66,6 +66,7 @@ def page(
     output: str | None,
     *,
     starts: Sequence[str] = (),
+    details: Mapping[str, Any] | None = None,
     options: str = "",
 ) -> list[str]:
     """Everything about one job, for a person.
@@ -76,6 +77,7 @@ def page(
         attempts: its attempts, oldest first.
         output: its output location, or None if it is unknown.
         starts: one line for each of its last starts; see `timed_starts`.
+        details: what only this page shows; see `HasDetails`.
         options: appended to the commands that the page suggests.
     """
     size = plural(job.num_nodes, "node")
@@ -85,6 +87,11 @@ def page(
     lines += [f"  runs        {job.command}"] if job.command else []
     lines += [f"  in          {job.where}", f"  size        {size}"]
     lines += [f"  {key:<11} {text}" for key in ("priority", "queue") if (text := job.particulars.get(key))]
+    known = details or {}
+    if known.get("queue_place") is not None:
+        lines.append(f"  place       number {known['queue_place']} of those that wait in the queue")
+    if warning := job.particulars.get("warning"):
+        lines.append(f"  warning     {warning}")
     if output is not None:
         lines.append(f"  output      {output}")
     if progress is not None:
@@ -94,6 +101,9 @@ def page(
     if attempts:
         lines.append("  attempts")
         lines += [f"    {_attempt(attempt)}" for attempt in attempts]
+    if known.get("last_lines"):
+        lines.append("  last lines of the output")
+        lines += [f"    {line}" for line in known["last_lines"]]
     if starts:
         lines.append("  starts of the ranks, with the seconds after which each phase was over")
         lines += [f"    {start}" for start in starts]

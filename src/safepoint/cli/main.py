@@ -21,7 +21,7 @@ _COMMANDS = (
     ("logs", "jobs:logs", "Print the output of a job's launchers and ranks."),
     ("events", "jobs:events", "Print the events of a job, oldest first, with the cause of each."),
     ("suspend", "jobs:suspend", "Save a checkpoint and stop a job; `resume` continues from it."),
-    ("resume", "jobs:resume", "Continue a suspended or failed job from its newest checkpoint."),
+    ("resume", "jobs:resume", "Continue a suspended or failed job from its newest checkpoint, or from an older one."),
     ("scale", "jobs:scale", "Change a job's number of nodes; a running job is suspended and resumed."),
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
     ("dashboard", "dashboard:dashboard", "Show jobs and checkpoints in a browser, and act on them."),

@@ -17,6 +17,7 @@ from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError, printable
 from safepoint.jobs.cluster.objects import Object, texts
 from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit, planned_in
+from safepoint.jobs.cluster.shared_memory import parse_shared_memory
 from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, RECORD, ClusterSpec, kubernetes_resources, read_record
 from safepoint.jobs.model.spec import name_from
 from safepoint.planning.submitted import needs_of
@@ -67,7 +68,8 @@ def spec_of(
         files[Path(script).name] = _read(Path(script))
         script = Path(script).name
     asked = {"cpu": cpu, "gpu": gpu, "memory": options.memory}
-    limit = options.local_limit
+    resources = kubernetes_resources({key: value for key, value in asked.items() if value})
+    limit, shared = options.local_limit, options.shared_memory
     spec = ClusterSpec(
         name=name_from(Path(program[0]).stem, secrets.token_hex(2)) if name is None else name,
         program=(script, *arguments),
@@ -77,7 +79,7 @@ def spec_of(
         num_nodes=num_nodes,
         ranks_per_node=ranks if isinstance(ranks, int) else {"cpu": cpu, "gpu": gpu}.get(ranks),
         ranks_from=None if isinstance(ranks, int) or ranks == "auto" else ranks,
-        resources=kubernetes_resources({key: value for key, value in asked.items() if value}),
+        resources=resources,
         settings=settings,
         env=env,
         connection=connection,
@@ -89,6 +91,7 @@ def spec_of(
         grace_s=round(settings.grace_s) if "grace" in given else None,
         staging_bytes=None if limit is None else parse_local_limit("--local-limit", limit, settings),
         is_staging_given=limit is not None,
+        shared_memory_bytes=None if shared is None else parse_shared_memory("--shared-memory", shared, resources),
         max_restarts=max_restarts,
     )
     return replace(spec, needs=needs_of(outline_of(spec), arguments, code=options.code))

@@ -18,9 +18,10 @@ from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with
 from safepoint.jobs.cluster.helper.job_storage import list_in_pod, location_of, open_directly
 from safepoint.jobs.cluster.manifests import SHIPPED_TO, TRACKING
-from safepoint.jobs.cluster.objects import at
+from safepoint.jobs.cluster.objects import at, name_of
 from safepoint.jobs.cluster.planned_sizes import outline_of, parse_local_limit
-from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, QUEUE_LABEL, ClusterSpec, kubernetes_resources
+from safepoint.jobs.cluster.shared_memory import parse_shared_memory
+from safepoint.jobs.cluster.spec import DEFAULT_RUNTIME, JOB_LABEL, QUEUE_LABEL, ClusterSpec, kubernetes_resources
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.function_source import as_options, take_function
 from safepoint.jobs.model.records import JobEvent
@@ -76,6 +77,15 @@ class ClusterBackend(KubernetesBackend):
             spec = replace(spec, initializer=parts, initializer_secrets=initializer_secrets)
             return self._jobs.submit(replace(spec, needs=job_needs(trainer, spec))).name
 
+    def list_runtimes(self) -> list[types.Runtime]:
+        """The runtimes that a job may name. The copies that jobs with a grace period have of their runtime are left
+        out."""
+        kubeflow: Any = super()  # Kubeflow declares no types
+        found: list[types.Runtime] = kubeflow.list_runtimes()
+        with as_kubeflow_raises():
+            copies = set(map(name_of, self._api.objects("trainingruntimes", labels=JOB_LABEL, has_content=False)))
+        return [runtime for runtime in found if runtime.name not in copies]
+
     def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None) -> JobPlan:
         """What a job of this trainer will need. Nothing is requested from the cluster."""
         untyped: Any = trainer
@@ -97,7 +107,10 @@ class ClusterBackend(KubernetesBackend):
 
     def _train_job(self, job: ClusterJob, runtimes: dict[str, types.Runtime]) -> TrainJob:
         if job.runtime not in runtimes:
-            runtimes[job.runtime] = self.get_runtime(job.runtime)
+            try:
+                runtimes[job.runtime] = self.get_runtime(job.runtime)
+            except RuntimeError:  # it was deleted after the job was submitted
+                runtimes[job.runtime] = self.get_runtime(job.runtime_of_pods)
         return TrainJob(
             name=job.name,
             runtime=runtimes[job.runtime],
@@ -109,7 +122,7 @@ class ClusterBackend(KubernetesBackend):
             creation_timestamp=job.created_at,
             status=str(job.state),
             progress=job.progress,
-            message=job.message,
+            message=job.message or job.warning,
             exit_code=job.exit_code,
             attempts=job.attempt,
             safe_step=job.safe_step,
@@ -250,7 +263,8 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         storage["AWS_CA_BUNDLE"] = f"{SHIPPED_TO}/{_AUTHORITIES}"
     grace_s = trainer.grace_period_seconds
     settings = replace(trainer.run_settings(), wording="sdk")
-    limit = trainer.local_limit
+    limit, shared = trainer.local_limit, trainer.shared_memory
+    resources = kubernetes_resources(untyped.resources_per_node)
     poll = {f"{TRACKING}/metrics-poll-interval": str(trainer.metrics_poll_interval_seconds)}
     if not trainer.enable_progression_tracking:
         poll = {}
@@ -260,7 +274,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         is_module=is_module,
         files=files,
         num_nodes=trainer.num_nodes or 1,
-        resources=kubernetes_resources(untyped.resources_per_node),
+        resources=resources,
         settings=settings,
         env={**env, **storage},
         connection=trainer.data_connection_name,
@@ -270,6 +284,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         grace_s=None if grace_s is None else round(grace_s),
         staging_bytes=None if limit is None else parse_local_limit("local_limit", str(limit), settings),
         is_staging_given=limit is not None,
+        shared_memory_bytes=None if shared is None else parse_shared_memory("shared_memory", str(shared), resources),
         labels=options.labels,
         annotations={**poll, **options.annotations},
         patches=options.patches,

@@ -58,6 +58,7 @@ TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     ).optional,
     "staging_size": Kind(words="a size in bytes, or a string such as 8Gi", fits=_is_size).optional,
     "local_limit": Kind(words="a size in bytes, a string such as 200Gi, or 'none'", fits=_is_size).optional,
+    "shared_memory": Kind(words="a size in bytes, or a string such as 8Gi", fits=_is_size).optional,
     "ca_bundle": PATH.optional,
     "save_every": Kind(words="a string such as 10m, or auto", fits=TEXT.fits).optional,
     "on_upload_failure": TEXT,
@@ -140,6 +141,8 @@ class TransformersTrainer(types.CustomTrainer):
         local_limit: with `s3://` on a cluster, the size limit of the local folder for checkpoints, as a number of
             bytes or a string such as `200Gi`; `none` for no limit. None takes the size that the plan of the model
             has, if func_args or the initializer name a model that can be read; else there is no limit.
+        shared_memory: on a cluster, the size limit of /dev/shm in each pod, as a number of bytes or a string such as
+            `8Gi`. Files in /dev/shm are a part of the pod's memory; None sets no other limit than this memory.
         ca_bundle: a PEM file with the CA certificates for the object store. For a job on a cluster, Safepoint sends
             the file to the pods; a path that does not exist on this machine is used as a path in the pods.
         save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint derives the time
@@ -180,6 +183,7 @@ class TransformersTrainer(types.CustomTrainer):
     retention: str | Mapping[str, str] | None = field(default=None, kw_only=True)
     staging_size: int | str | None = field(default=None, kw_only=True)
     local_limit: int | str | None = field(default=None, kw_only=True)
+    shared_memory: int | str | None = field(default=None, kw_only=True)
     ca_bundle: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     save_every: str | None = field(default=None, kw_only=True)
     snapshot_steps: int | str | None = field(default=None, kw_only=True)

@@ -24,6 +24,7 @@ _FIELDS = {
     "--snapshot-steps": "snapshot_steps",
     "--snapshot-memory": "staging_size",
     "--local-limit": "local_limit",
+    "--shared-memory": "shared_memory",
     "--memory": "resources_per_node (memory)",
     "--extra-files-limit": "extra_files_limit",
     "--metrics-port": "metrics_port",

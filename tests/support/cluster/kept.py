@@ -9,7 +9,7 @@ from typing import Any
 from safepoint.errors import AccessDeniedError, NotFoundError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, name_of, texts, uid_of
-from safepoint.jobs.cluster.state import JOBSET_LABEL
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 from tests.support.cluster.workspace import runtime
 

@@ -245,3 +245,11 @@ def test_a_local_limit_without_a_local_folder_is_a_warning(submitted: list[Clust
     done = safepoint("submit", "--on", "a", "--output-dir", "pvc://c/run", "--local-limit", "5Gi", "train.py")
     assert (done.code, len(submitted)) == (0, 1)
     assert "--local-limit 5Gi has no effect with output location pvc://c/run" in done.stderr
+
+
+def test_a_limit_of_shared_memory(submitted: list[ClusterSpec]) -> None:
+    done = safepoint("submit", "--on", "a", "--shared-memory", "8Gi", "--memory", "32Gi", "train.py")
+    assert (done.code, [spec.shared_memory_bytes for spec in submitted]) == (0, [8 << 30])
+    done = safepoint("submit", "--on", "a", "--shared-memory", "8Gi", "--memory", "4Gi", "train.py")
+    assert (done.code, len(submitted)) == (2, 1)
+    assert "--shared-memory 8Gi is more than the memory of the pod, 4Gi" in done.stderr

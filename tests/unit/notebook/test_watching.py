@@ -1,5 +1,6 @@
 """The loop of `watch_job`, with pictures instead of a cell: when it ends, and what it shows meanwhile."""
 
+import importlib
 import io
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -153,6 +154,7 @@ def test_lines_where_there_is_no_cell(view: JobView, monkeypatch: pytest.MonkeyP
 
 def test_the_screen_is_that_of_this_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell only in a kernel: IPython in a terminal cannot replace what it has shown."""
+    importlib.import_module("IPython.display")  # it stays when its package is replaced
     for shell, kind in (
         (None, LineScreen),
         (SimpleNamespace(), LineScreen),

@@ -261,3 +261,9 @@ def test_a_limit_of_the_local_folder(limit: int | str, expected: int | None) -> 
     )
     spec = cluster_spec(trainer, "torch", SetByOptions(**NOTHING))
     assert (spec.staging_bytes, spec.is_staging_given) == (expected, True)
+
+
+@pytest.mark.parametrize("limit", ["8Gi", 8 << 30])
+def test_a_limit_of_shared_memory(limit: int | str) -> None:
+    trainer = TransformersTrainer(func=train, shared_memory=limit)
+    assert cluster_spec(trainer, "torch", SetByOptions(**NOTHING)).shared_memory_bytes == 8 << 30

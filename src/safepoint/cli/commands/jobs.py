@@ -35,7 +35,7 @@ from safepoint.foundation.units import plural
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import history_file
-from safepoint.jobs.model.job_place import JobPlace, Summary
+from safepoint.jobs.model.job_place import HasDetails, JobPlace, Summary
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.states import JobState
 
@@ -128,8 +128,13 @@ def status(
         attempts = jobs.attempts(job.name)
         progress, output = jobs.progress_of(job), jobs.output_of(job)
         starts = timed_starts(jobs.events(job.name)) if verbose else ()
-        lines = page(job, progress, attempts, output, starts=starts, options=options_of(on, namespace))
-        print_answer(as_json, status_document(job, progress, output, attempts), lines)
+        details: dict[str, Any] = {}
+        if isinstance(jobs, HasDetails):
+            details = jobs.details_of(job)
+            progress = progress or jobs.progress_in_log(job)
+        suggested = options_of(on, namespace)
+        lines = page(job, progress, attempts, output, starts=starts, details=details, options=suggested)
+        print_answer(as_json, status_document(job, progress, output, attempts, details), lines)
 
 
 def logs(

@@ -156,6 +156,14 @@ def submit(
             show_default="from the model if the arguments name it, see docs/cluster.md; else none",
         ),
     ] = None,
+    shared_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="With --on: the size limit of /dev/shm in each pod, such as 8Gi. It is a part of the pod's memory.",
+            show_default="the memory of the pod",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="With --on: print the job's Kubernetes objects, and create nothing."),
@@ -184,6 +192,7 @@ def submit(
         memory=memory,
         code=code,
         local_limit=local_limit,
+        shared_memory=shared_memory,
         is_dry_run=dry_run,
     )
     if form not in {None, "yaml", "json"}:

@@ -291,6 +291,19 @@ class ClusterApi:
         """The document at a path of the API server, such as `/version`."""
         return self._client.request("GET", path)
 
+    def read_once(self, path: str) -> Object:
+        """The document at a path of the API server. The request is not repeated if it fails.
+
+        This is for servers of further APIs, which may be out of reach for as long as the cluster exists.
+        """
+        data = bytearray()
+        with self._client.lines(path, {}, read_s=REQUEST_S) as lines:
+            for line in lines:
+                data += line
+                if len(data) > _MOST_EVENT_BYTES:
+                    raise TooMuchError(f"the answer to GET {path} has more than {_MOST_EVENT_BYTES:,} bytes")
+        return document(bytes(data))
+
     # ---- streams --------------------------------------------------------------------------------------------------
 
     def watch(
@@ -327,7 +340,14 @@ class ClusterApi:
                     yield what, cast(Object, item)
 
     def log(
-        self, pod: str, container: str, *, follow: bool = False, previous: bool = False, tail: int | None = None
+        self,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        tail: int | None = None,
+        since: str | None = None,
     ) -> Iterator[str]:
         """The lines that a container has written.
 
@@ -337,6 +357,8 @@ class ClusterApi:
             follow: wait for more lines until the container has ended.
             previous: return the lines from before the container's last restart.
             tail: return only this number of lines, from the end.
+            since: if not None, each line begins with the time at which it was written (RFC 3339) and a space. If not
+                empty, it is such a time: lines from before the second of this time are left out.
 
         Raises:
             NotFoundError: there is no such pod.
@@ -344,6 +366,8 @@ class ClusterApi:
         """
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
+        if since is not None:
+            query |= {"timestamps": "true", **({"sinceTime": since} if since else {})}
         with self._client.lines(
             f"{self._path('pods', pod)}/log", query, read_s=None if follow else REQUEST_S
         ) as lines:

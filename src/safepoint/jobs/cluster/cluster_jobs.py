@@ -9,6 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import (
@@ -16,7 +17,6 @@ from safepoint.errors import (
     ConflictError,
     NotFoundError,
     SafepointError,
-    UsageError,
     WaitTimeoutError,
 )
 from safepoint.foundation import clock
@@ -31,27 +31,21 @@ from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_store_of, storage_of
 from safepoint.jobs.cluster.manifests import Manifests
-from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
+from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, is_training_pod, node_of
+from safepoint.jobs.cluster.pods.rank_places import num_ranks_per_node, place_of_rank
 from safepoint.jobs.cluster.records.receipts import RECEIPT
+from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
-from safepoint.jobs.cluster.state import (
-    JOBSET_LABEL,
-    NODES,
-    SUSPENDED_BY,
-    UID_LABEL,
-    ClusterJob,
-    Observed,
-    describe,
-    is_training_pod,
-    node_of,
-    own_pods,
-)
+from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
 from safepoint.jobs.cluster.suspension.scaling import Scaling
 from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
+from safepoint.jobs.cluster.watches.details import details_of, progress_in_log
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
-from safepoint.jobs.cluster.watches.pod_logs import follow_node, read_pods
+from safepoint.jobs.cluster.watches.observer import Observer
+from safepoint.jobs.cluster.watches.pod_logs import follow_pods, read_pods
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.spec import names_of_secrets
@@ -76,6 +70,7 @@ class ClusterJobs:
     def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
         self._api, self._is_read_only = api, is_read_only
         self._successions = Successions(api)
+        self._observer = Observer(api, self._unknown)
         self.place = api.connection.name
         self._scaling = Scaling(api, self._successions, self.observe, place=self.place)
 
@@ -158,7 +153,8 @@ class ClusterJobs:
         if not self._is_read_only and [self._scaling.try_step(plan) for plan in plans_among(listed)]:
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
-        return self._described(objects_of_jobs(listed, pods, self._workloads("")))
+        found = objects_of_jobs(listed, pods, self._observer.workloads(""))
+        return self._described(self._observer.all_explained(found))
 
     def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
         """The jobs that these objects describe, oldest first."""
@@ -210,44 +206,25 @@ class ClusterJobs:
         """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
         return list(self.job(name).attempts)
 
+    def details_of(self, job: ClusterJob) -> dict[str, Any]:
+        """The last lines of a failed job, and the place of a waiting job in its queue; see `details_of`."""
+        return details_of(self._api, job, self._observer.pods)
+
+    def progress_in_log(self, job: ClusterJob) -> Progress | None:
+        """The progress that the output of the job's first pod states; None without a pod; see `progress_in`."""
+        return progress_in_log(self._api, job)
+
     def remark_on(self, job: ClusterJob) -> str:
         """Always empty: the cluster decides where the pods of a job run."""
         return ""
 
     def observe(self, name: str) -> Observed:
-        """The objects of a job: TrainJob, pods and Workload, and, if there are no pods, warnings.
+        """The objects of a job: TrainJob, pods and Workload, and, if the job does not run yet, events.
 
         Raises:
             NotFoundError: there is no such job.
         """
-        job = self._api.find("trainjobs", name)
-        if job is None or is_plan(job):
-            raise self._unknown(name)
-        listed = self._workloads(f"{UID_LABEL}={uid_of(job)}")
-        workloads = [item for item in listed if uid_of(job) in owners_of(item)]
-        pods = self._pods(name)
-        return Observed(
-            trainjob=job,
-            pods=pods,
-            workload=workloads[0] if workloads else None,
-            events=[] if pods else self._warnings(name),
-        )
-
-    def _pods(self, name: str) -> list[Object]:
-        return sorted(own_pods(name, self._api.objects("pods", labels=f"{JOBSET_LABEL}={name}")), key=node_of)
-
-    def _workloads(self, labels: str) -> list[Object]:
-        with contextlib.suppress(AccessDeniedError):
-            return self._api.objects("workloads", labels=labels)
-        return []
-
-    def _warnings(self, name: str) -> list[Object]:
-        found: list[Object] = []
-        with contextlib.suppress(AccessDeniedError):
-            for kind in ("TrainJob", "JobSet"):
-                fields = f"type=Warning,involvedObject.name={name},involvedObject.kind={kind}"
-                found += self._api.objects("events", fields=fields)
-        return sorted(found, key=event_time)
+        return self._observer.observe(name)
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
         """Yield the active jobs, or one job, after each change; see `JobPlace.watch`.
@@ -258,7 +235,7 @@ class ClusterJobs:
         found = self.jobs() if name is None else [self.job(name)]
         with JobWatch(self._api) as watch:
             while True:
-                found = self._described(watch.jobs())
+                found = self._described(self._observer.all_explained(watch.jobs()))
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
@@ -293,23 +270,35 @@ class ClusterJobs:
     def logs(
         self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
     ) -> Iterator[LogLine]:
-        """The output of a job's pods, pod after pod; with `follow`, see `follow_node`.
+        """The output of a job's pods, pod after pod; with `follow`, see `follow_pods`.
+
+        Args:
+            name: the job.
+            rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
+            node: print only the output of this node.
+            follow: continue with new lines, until the job has stopped.
 
         Raises:
-            NotFoundError: there is no such job, or it has no such pod.
-            UsageError: `rank` is given; pods do not separate the output of their ranks.
+            NotFoundError: there is no such job, pod or rank.
+            UsageError: it is not known which node the rank runs on.
         """
         if rank is not None:
-            raise UsageError(
-                "--rank is not supported with --on: a pod writes the lines of all its ranks", hint="leave --rank out"
-            )
+            seen = self.observe(name)
+            known = read_submitted(seen.trainjob)
+            recorded, num_nodes = None if known is None else known.ranks_per_node, self.job(name).num_nodes
+            node = place_of_rank(rank, seen.trainjob, seen.pods, num_nodes=num_nodes, recorded=recorded)
+            in_pod = num_ranks_per_node(seen.trainjob, seen.pods, recorded=recorded)
+            if in_pod != 1:
+                _log.warning(
+                    "the output of rank %d is mixed with that of all ranks in the pod of node %d", rank, node
+                )
 
         def look() -> tuple[JobState, list[Object]]:
             return self.job(name).state, [
-                pod for pod in self._pods(name) if is_training_pod(pod) and node in {None, node_of(pod)}
+                pod for pod in self._observer.pods(name) if is_training_pod(pod) and node in {None, node_of(pod)}
             ]
 
-        yield from (follow_node if follow else read_pods)(self._api, look)
+        yield from (follow_pods if follow else read_pods)(self._api, look)
 
     # ---- change ---------------------------------------------------------------------------------------------------
 

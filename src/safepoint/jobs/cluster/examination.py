@@ -9,6 +9,7 @@ from safepoint.foundation.units import plural
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.manifests import Runtime
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.spec import JOB_LABEL
 
 _ALL = ("get", "list", "watch", "create", "patch", "delete")
 _MADE = ("get", "list", "create", "patch", "delete")
@@ -179,6 +180,8 @@ def _runtimes(api: ClusterApi) -> Finding:
         return Finding(
             check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list runtimes"
         )
+    # A job with --grace has a copy of its runtime. It is for this job only.
+    found = [document for document in found if JOB_LABEL not in texts(document, "metadata", "labels")]
     shown = sorted(shown for document in found if (shown := _runtime(document)))
     if shown:
         return Finding(check=check, status=Status.OK, found=", ".join(shown), why=why)

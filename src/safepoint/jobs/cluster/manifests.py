@@ -13,13 +13,21 @@ from typing import Any
 
 from safepoint.errors import UsageError
 from safepoint.foundation.volumes.room import STORAGE_LIMIT
-from safepoint.jobs.cluster import large_code, pod_archive
+from safepoint.jobs.cluster import large_code, pod_archive, shared_memory
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
 from safepoint.jobs.cluster.planned_sizes import sentences_of, with_planned_limit
 from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
 from safepoint.jobs.cluster.records.storage_record import storage_record_of
-from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL, QUEUE_LABEL, RECORD, SECRET_TYPE, ClusterSpec
+from safepoint.jobs.cluster.spec import (
+    DOMAIN,
+    JOB_LABEL,
+    QUEUE_LABEL,
+    RECORD,
+    SECRET_TYPE,
+    ClusterSpec,
+    own_runtime_name,
+)
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
 
@@ -289,7 +297,7 @@ def _own_runtime(spec: ClusterSpec, runtime: Runtime) -> Object:
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainingRuntime",
-        "metadata": {"name": f"{spec.name}-{spec.grace_s}s", "labels": labels},
+        "metadata": {"name": own_runtime_name(spec.name, spec.grace_s), "labels": labels},
         "spec": document["spec"],
     }
 
@@ -451,7 +459,8 @@ def _volumes(
     elif location is not None and not location.is_folder:
         add(_STORAGE, CHECKPOINTS, {"emptyDir": _limited(spec.staging_bytes)})
     add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root file system of the container may be read-only
-    add("safepoint-shm", "/dev/shm", {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
+    shared_memory.check_is_free(spec.shared_memory_bytes, mounted, name_of(runtime.document))
+    add("safepoint-shm", shared_memory.PATH, {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
     if secret is not None:
         volume, mount = _secret_volume(name_of(secret))
         volumes.append(volume)

@@ -185,6 +185,11 @@ def plan_name(content: str) -> str:
     return f"successor-{base64.b32encode(digest).decode()[:_PLAN_LETTERS].lower()}"
 
 
+def own_runtime_name(job: str, grace_s: int | None) -> str:
+    """The name of a job's copy of its runtime, which has the grace period of the job (in seconds)."""
+    return f"{job}-{grace_s}s"
+
+
 def is_plan(trainjob: Object) -> bool:
     """Whether this TrainJob only keeps the plan for another TrainJob, and is not a job itself.
 

@@ -6,8 +6,7 @@ either Kueue or a person may have suspended the job.
 
 import contextlib
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,10 +14,25 @@ from typing import Any
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.planned_sizes import planned_in
+from safepoint.jobs.cluster.pods.delays import delay_of, waits_for, why_no_pods
+from safepoint.jobs.cluster.pods.pod_fields import (
+    container_state,
+    exit_code_of,
+    first_cause,
+    how_ended,
+    is_leaving,
+    is_training_pod,
+    node_of,
+    num_restarts,
+    other_grace,
+    runs_or_is_done,
+    training_pods,
+    why_leaving,
+)
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, read_receipt
 from safepoint.jobs.cluster.records.storage_record import named_output
-from safepoint.jobs.cluster.spec import DOMAIN, RECORD, read_record, removal_note
+from safepoint.jobs.cluster.spec import DOMAIN, RECORD, own_runtime_name, read_record, removal_note
 from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import AttemptRecord, command_line
 from safepoint.jobs.model.states import JobState
@@ -32,23 +46,9 @@ NODES = f"{DOMAIN}/nodes"
 CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAIN}/safe-step"
 """The annotations of a TrainJob that replaced another one: when the job's first TrainJob was created, the attempts
 before this TrainJob, and the step of the newest checkpoint."""
-JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""The label of a job's pods, with the name of the job. Pods that only have the label are ignored, see `own_pods`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
-_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
-_PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_NODE = "node"
-_STUCK = {
-    "ErrImagePull": "its image cannot be pulled",
-    "ImagePullBackOff": "its image cannot be pulled",
-    "ErrImageNeverPull": "its image is not on the node",
-    "InvalidImageName": "the name of its image is invalid",
-    "CreateContainerConfigError": "its container cannot be created",
-    "CreateContainerError": "its container cannot be created",
-    "RunContainerError": "its container cannot be started",
-}
 _NEVER = {"Misconfigured", "ExceedsMaxQuota", "NoMatchingFlavor", "Inadmissible"}
 _MOST_MESSAGE = 400
 
@@ -61,7 +61,7 @@ class Observed:
         trainjob: the TrainJob.
         pods: the pods of the JobSet.
         workload: Kueue's Workload, or None.
-        events: warnings about the TrainJob and the JobSet, oldest first.
+        events: the events about these objects, the JobSet and its Jobs that explain why the job waits, oldest first.
         target_nodes: if a new TrainJob is about to replace this one, its number of nodes; otherwise None.
     """
 
@@ -109,7 +109,7 @@ class ClusterJob:
         exit_code: the first code other than 0 among its pods; 0 if all pods ended with 0; otherwise None.
         is_ours: whether Safepoint submitted it.
         uid: the uid of the TrainJob.
-        runtime: the name of its runtime.
+        runtime: the name of its runtime, as `submit` was given it.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
         attempts: the attempts before this TrainJob. If the job has pods, or will soon have pods, also the current
@@ -117,6 +117,9 @@ class ClusterJob:
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
         planned: what the plan of its model said when it was submitted, and what was done about it.
+        runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or the copy of it
+            that has the grace period of the job.
+        warning: what is wrong with the job although it may run; may be empty.
     """
 
     name: str
@@ -143,6 +146,8 @@ class ClusterJob:
     was_saved: bool | None = None
     receipt: Receipt | None = None
     planned: tuple[str, ...] = ()
+    runtime_of_pods: str = ""
+    warning: str = ""
 
     @property
     def created_at(self) -> datetime:
@@ -169,7 +174,12 @@ class ClusterJob:
         """The fields that only a job on a cluster has, as JSON values."""
         own = ("place", "namespace", "queue", "is_ours", "grace_s")
         receipt = None if self.receipt is None else self.receipt.to_document()
-        return {**{name: getattr(self, name) for name in own}, "receipt": receipt, "planned": [*self.planned]}
+        return {
+            **{name: getattr(self, name) for name in own},
+            "receipt": receipt,
+            "planned": [*self.planned],
+            "warning": self.warning,
+        }
 
 
 def describe(seen: Observed, *, place: str) -> ClusterJob:
@@ -183,11 +193,12 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     progress = progress_of(job, state)
     early_end = "" if progress is None else progress.early_end
     begun = _time(at(job, "metadata", "creationTimestamp")) or "1970-01-01T00:00:00Z"
-    num_nodes = _whole(notes.get(NODES)) or number(trainer, "numNodes") or max(1, len(_training(seen.pods)))
+    num_nodes = _whole(notes.get(NODES)) or number(trainer, "numNodes") or max(1, len(training_pods(seen.pods)))
     receipt = read_receipt(notes.get(RECEIPT)) if state is JobState.SUSPENDED else None
     safe_step = None if progress is None else progress.safe_step
     if receipt is not None:
         safe_step = max(receipt.step, safe_step or 0)
+    grace_s = number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s
     attempts = attempts_before(job)
     attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
     if state.holds_slots:
@@ -207,19 +218,28 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         progress=progress,
         safe_step=_whole(notes.get(SAFE_STEP)) if safe_step is None else safe_step,
         attempt=attempt,
-        exit_code=_exit_code(seen.pods),
+        exit_code=exit_code_of(seen.pods),
         is_ours=bool(record),
         uid=str(at(job, "metadata", "uid") or ""),
-        runtime=str(at(job, "spec", "runtimeRef", "name") or ""),
+        runtime=_runtime_of(job, record),
+        runtime_of_pods=str(at(job, "spec", "runtimeRef", "name") or ""),
         pods=tuple(
             PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
-            for pod in _training(seen.pods)
+            for pod in training_pods(seen.pods)
         ),
-        grace_s=number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s,
+        grace_s=grace_s,
         attempts=attempts,
         receipt=receipt,
         planned=planned_in(record),
+        warning=other_grace(seen.pods, grace_s) if record else "",
     )
+
+
+def _runtime_of(job: Object, record: Object) -> str:
+    """The runtime that `submit` was given. The TrainJob may refer to a copy of it, see `own_runtime_name`."""
+    found, given = str(at(job, "spec", "runtimeRef", "name") or ""), at(record, "runtime")
+    is_copy = found == own_runtime_name(name_of(job), at(record, "grace_s"))
+    return given if is_copy and isinstance(given, str) else found
 
 
 def attempts_before(job: Object) -> tuple[AttemptRecord, ...]:
@@ -258,8 +278,10 @@ def _state_of(seen: Observed) -> tuple[JobState, str]:
         return JobState.COMPLETE, ""
     failed = condition(job, "Failed")
     if failed:
-        return JobState.FAILED, _first_cause(seen.pods) or str(at(failed, "message") or "")
-    pods = [pod for pod in _training(seen.pods) if at(pod, "status", "phase") in {"Pending", "Running", "Unknown"}]
+        return JobState.FAILED, first_cause(seen.pods) or str(at(failed, "message") or "")
+    pods = [
+        pod for pod in training_pods(seen.pods) if at(pod, "status", "phase") in {"Pending", "Running", "Unknown"}
+    ]
     if at(job, "spec", "suspend"):
         return _stopped(seen, has_pods=bool(pods))
     if seen.workload is not None and not condition(seen.workload, "Admitted"):
@@ -297,17 +319,52 @@ def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
 
 
 def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
-    """The state, and a message, of a job that may run."""
-    has_run = _has_run(seen)
-    waiting = JobState.RESUMING if has_run else JobState.STARTING
+    """The state, and a message, of a job that may run. `pods` are those that train and have not ended."""
+    waiting = JobState.RESUMING if _has_run(seen) else JobState.STARTING
+    done = [pod for pod in training_pods(seen.pods) if at(pod, "status", "phase") == "Succeeded"]
+    num_missing = max(0, _num_pods(seen.trainjob, pods) - len(pods) - len(done))
+    trouble = why_no_pods(seen.events, seen.pods) if num_missing else ""
+    if not pods and not done:
+        if trouble:
+            return JobState.INADMISSIBLE, trouble
+        failed = first_cause(seen.pods)
+        return (JobState.RESTARTING, failed) if failed else _before_training(seen, waiting)
+    not_running = [pod for pod in pods if not runs_or_is_done(pod)]
+    if not_running or any(map(is_leaving, pods)):
+        return _not_all_running(seen, pods, not_running, waiting)
+    if num_missing:
+        return _without_all_pods(seen, [*pods, *done], num_missing, waiting, trouble)
     if not pods:
-        trouble = _trouble_before_pods(seen)
-        return (JobState.INADMISSIBLE, trouble) if trouble else _before_training(seen, waiting)
-    not_running = [pod for pod in pods if not _runs_or_is_done(pod)]
-    if not not_running and not any(map(_is_leaving, pods)):
-        trains = _trains(seen, pods)
-        return (JobState.RUNNING, "") if trains else (waiting, "the program has started, and does not train yet")
-    return _not_all_running(pods, not_running, waiting)
+        return JobState.RUNNING, "all pods have ended"
+    return (
+        (JobState.RUNNING, "")
+        if _trains(seen, pods)
+        else (waiting, "the program has started, and does not train yet")
+    )
+
+
+def _num_pods(job: Object, pods: Sequence[Object]) -> int:
+    """How many pods the job has when it trains. If the TrainJob leaves this to its runtime, Trainer's variable in the
+    pods has the number."""
+    from_runtime = _whole(_variable_of(pods[0], "PET_NNODES")) if pods else None
+    return number(job, "spec", "trainer", "numNodes") or from_runtime or 1
+
+
+def _without_all_pods(
+    seen: Observed, pods: Sequence[Object], num_missing: int, waiting: JobState, trouble: str
+) -> tuple[JobState, str]:
+    """The state, and a message, of a job that lacks pods, while those that it has run or have finished.
+
+    Either the cluster has not created all pods yet, or it waits before it replaces a pod that has ended.
+    """
+    count = f"{len(pods)} of {len(pods) + num_missing} pods exist"
+    if trouble:
+        return JobState.INADMISSIBLE, f"{count}: {trouble}"
+    failed = first_cause([pod for pod in seen.pods if at(pod, "status", "phase") == "Failed"])
+    if failed:
+        return JobState.RESTARTING, f"{count}: {failed}"
+    has_trained = any(map(num_restarts, pods)) or _has_posted(seen, pods)
+    return (JobState.RESTARTING if has_trained else waiting), count
 
 
 def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
@@ -315,150 +372,25 @@ def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
     found = [pod for pod in seen.pods if not is_training_pod(pod) and at(pod, "status", "phase") != "Succeeded"]
     if not found:
         return waiting, "its pods are being created"
-    why = _unschedulable(found[0]) or _stuck(found[0]) or f"waits for pod {name_of(found[0])}"
-    return (JobState.INADMISSIBLE if _is_stuck_for_good(found[0]) else waiting), why
+    why, is_for_good = delay_of(found[0], seen.events)
+    return (JobState.INADMISSIBLE if is_for_good else waiting), why or waits_for(found[0])
 
 
 def _not_all_running(
-    pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
+    seen: Observed, pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
 ) -> tuple[JobState, str]:
     """The state, and a message, of a job with pods of which at least one does not run, or is being deleted."""
-    leaving = next(filter(_is_leaving, pods), None)
+    leaving = next(filter(is_leaving, pods), None)
     if leaving is not None:
-        return JobState.RESTARTING, _why_leaving(leaving)
-    for pod in pods:
-        why = _unschedulable(pod) or _stuck(pod)
-        if why:
-            return (JobState.INADMISSIBLE if _is_stuck_for_good(pod) else waiting), why
-    restarted = next(filter(_restarts, not_running), None)
+        return JobState.RESTARTING, why_leaving(leaving)
+    delays = [delay for pod in not_running if (delay := delay_of(pod, seen.events))[0]]
+    if delays:
+        why, is_for_good = next((delay for delay in delays if delay[1]), delays[0])
+        return (JobState.INADMISSIBLE if is_for_good else waiting), why
+    restarted = next(filter(num_restarts, not_running), None)
     if restarted is not None:
-        return JobState.RESTARTING, f"pod {name_of(restarted)}: {_ended(restarted)}"
-    return waiting, f"waits for pod {name_of(not_running[0])}"
-
-
-def _runs_or_is_done(pod: Object) -> bool:
-    state = _container_state(pod)
-    return "running" in state or at(state, "terminated", "exitCode") == 0
-
-
-def _is_leaving(pod: Object) -> bool:
-    return at(pod, "metadata", "deletionTimestamp") is not None
-
-
-def _training(pods: Sequence[Object]) -> list[Object]:
-    """The pods that train, in the order of their indexes."""
-    return sorted(filter(is_training_pod, pods), key=node_of)
-
-
-def is_training_pod(pod: Object) -> bool:
-    """Whether a pod of a job trains; the other pods of a job are those of initializers."""
-    return texts(pod, "metadata", "labels").get(_PART_LABEL, _NODE) == _NODE
-
-
-def node_of(pod: Object) -> int:
-    """The pod's index in the job (torchrun's node rank)."""
-    number = texts(pod, "metadata", "labels").get(_INDEX_LABEL, "0")
-    return int(number) if number.isdecimal() else 0
-
-
-def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
-    """Those of `pods` whose names show that they belong to the job `name`.
-
-    All of `pods` have the label of this job. But everyone who may change the metadata of pods can add this label to
-    any pod. No one can change the name of a pod. JobSet and the job controller derive this name from that of the job:
-    `NAME-node-0-INDEX-abcde`.
-    """
-    return [pod for pod in pods if _is_own(name, pod)]
-
-
-def _is_own(name: str, pod: Object) -> bool:
-    labels = texts(pod, "metadata", "labels")
-    part = re.escape(labels.get(_PART_LABEL, _NODE))
-    # The job controller writes the index into the name of each pod of an indexed job. The names of initializers' pods
-    # may have no index. Before Kubernetes 1.28, pods have no label with the index.
-    index = f"-{node_of(pod)}" if _INDEX_LABEL in labels else "(-[0-9]+)?"
-    pattern = rf"{re.escape(name)}-{part}-[0-9]+{index}-[a-z0-9]{{5}}"
-    return re.fullmatch(pattern, name_of(pod)) is not None
-
-
-def container_status(pod: Object) -> Any:
-    """The status of the pod's container that trains; None before the container exists."""
-    found = items(pod, "status", "containerStatuses")
-    return next((status for status in found if at(status, "name") == _NODE), found[0] if found else None)
-
-
-def _container_state(pod: Object) -> dict[str, Any]:
-    return at(container_status(pod), "state") or {}
-
-
-def _restarts(pod: Object) -> int:
-    return number(container_status(pod), "restartCount")
-
-
-def _ended(pod: Object) -> str:
-    """How the pod's container last ended."""
-    status = container_status(pod)
-    ended = at(status, "state", "terminated") or at(status, "lastState", "terminated")
-    if ended is None:
-        return "it has ended"
-    reason = str(at(ended, "reason") or "")
-    code = at(ended, "exitCode")
-    return "out of memory (OOMKilled)" if reason == "OOMKilled" else f"exit code {code}"
-
-
-def _exit_code(pods: Sequence[Object]) -> int | None:
-    ended = [at(container_status(pod), "state", "terminated") for pod in _training(pods)]
-    codes = [None if one is None else number(one, "exitCode") for one in ended]
-    return next((code for code in codes if code), 0 if codes and None not in codes else None)
-
-
-def _first_cause(pods: Sequence[Object]) -> str:
-    """Which pod failed first, and how; empty if no pod failed."""
-    failed: list[tuple[str, Object]] = []
-    for pod in _training(pods):
-        status = container_status(pod)
-        ended = at(status, "state", "terminated") or at(status, "lastState", "terminated")
-        if ended is not None and at(ended, "exitCode"):
-            failed.append((str(at(ended, "finishedAt") or ""), pod))
-    if not failed:
-        return ""
-    _, pod = min(failed, key=lambda pair: pair[0])
-    return f"pod {name_of(pod)}: {_ended(pod)}"
-
-
-def _why_leaving(pod: Object) -> str:
-    cause = condition(pod, "DisruptionTarget")
-    why = str(at(cause, "message") or at(cause, "reason") or "it is being deleted")
-    return f"pod {name_of(pod)}: {why}"
-
-
-def _unschedulable(pod: Object) -> str:
-    for item in items(pod, "status", "conditions"):
-        is_scheduling = at(item, "type") == "PodScheduled" and at(item, "status") == "False"
-        if is_scheduling and at(item, "reason") == "Unschedulable":
-            return f"no node has room for pod {name_of(pod)}: {at(item, 'message')}"
-    return ""
-
-
-def _stuck(pod: Object) -> str:
-    waiting = _container_state(pod).get("waiting")
-    reason = str(at(waiting, "reason") or "")
-    if reason in _STUCK:
-        return f"pod {name_of(pod)}: {_STUCK[reason]}: {at(waiting, 'message') or reason}"
-    return ""
-
-
-def _is_stuck_for_good(pod: Object) -> bool:
-    """Whether the pod probably cannot start until a person fixes its image or its configuration."""
-    reason = str(at(_container_state(pod), "waiting", "reason") or "")
-    return reason in {"InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull", "ImagePullBackOff"}
-
-
-def _trouble_before_pods(seen: Observed) -> str:
-    """Why the job has no pods: the last warning of Trainer, JobSet or the job controller; empty without a warning."""
-    reasons = {"TrainJobResourcesCreationFailed", "FailedCreate", "TrainingRuntimeNotSupported"}
-    found = [event for event in seen.events if at(event, "reason") in reasons]
-    return str(at(found[-1], "message") or "") if found else ""
+        return JobState.RESTARTING, f"pod {name_of(restarted)}: {how_ended(restarted)}"
+    return waiting, waits_for(not_running[0])
 
 
 def _has_run(seen: Observed) -> bool:
@@ -466,23 +398,31 @@ def _has_run(seen: Observed) -> bool:
     return (
         bool(attempts_before(seen.trainjob))
         or at(seen.trainjob, "status", "trainerStatus") is not None
-        or any(_restarts(pod) for pod in seen.pods)
+        or any(num_restarts(pod) for pod in seen.pods)
     )
 
 
 def _trains(seen: Observed, pods: Sequence[Object]) -> bool:
     """Whether progress was posted since the first pod started; always True if Trainer's status server is off."""
-    if at(seen.trainjob, "spec", "suspend") or not _posts(pods):
-        return True
+    return not _posts(pods) or _has_posted(seen, pods)
+
+
+def _has_posted(seen: Observed, pods: Sequence[Object]) -> bool:
+    """Whether progress was posted since the first of these pods started."""
     updated = at(seen.trainjob, "status", "trainerStatus", "lastUpdatedTime")
-    started = at(_container_state(pods[0]), "running", "startedAt")
-    return updated is not None and str(updated) >= str(started)
+    started = at(container_state(pods[0]), "running", "startedAt")
+    return updated is not None and started is not None and str(updated) >= str(started)
 
 
 def _posts(pods: Sequence[Object]) -> bool:
     """Whether Trainer's status server is on. If so, Trainer sets a variable with the server's address in the pods."""
-    entries = [entry for container in items(pods[0], "spec", "containers") for entry in items(container, "env")]
-    return any(at(entry, "name") == "KUBEFLOW_TRAINER_SERVER_URL" for entry in entries)
+    return _variable_of(pods[0], "KUBEFLOW_TRAINER_SERVER_URL") is not None
+
+
+def _variable_of(pod: Object, name: str) -> str | None:
+    """The value of a variable in the pod's containers; None if no container has it."""
+    entries = [entry for container in items(pod, "spec", "containers") for entry in items(container, "env")]
+    return next((str(at(entry, "value") or "") for entry in entries if at(entry, "name") == name), None)
 
 
 def _condition_of_any_status(value: Object, kind: str) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
@@ -107,6 +107,19 @@ class Job(Summary, Protocol):
 
 
 J = TypeVar("J", bound=Job)
+
+
+@runtime_checkable
+class HasDetails(Protocol):
+    """A place that knows more about a job than `JobPlace.job` returns, and requests it only for `status`."""
+
+    def details_of(self, job: Any) -> dict[str, Any]:
+        """The details, as JSON values."""
+        ...
+
+    def progress_in_log(self, job: Any) -> Progress | None:
+        """The progress that the output of a job states, if the place has no report of it."""
+        ...
 
 
 class JobPlace(Protocol[J]):

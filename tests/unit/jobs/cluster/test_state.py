@@ -1,6 +1,7 @@
 """Tests of safepoint.jobs.cluster.state: each state, from objects as the cluster sends them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -225,3 +226,85 @@ def test_a_job_waits_for_its_dataset() -> None:
         JobState.STARTING,
         "waits for pod tiny-node-0",
     )
+
+
+def test_a_job_that_lacks_pods_does_not_run() -> None:
+    """Without a status server, the state of the pods that exist says nothing about the others."""
+    job = of(trainjob(), pod(0))
+    assert (job.state, job.message) == (JobState.STARTING, "1 of 2 pods exist")
+    done = pod(1, {"terminated": {"exitCode": 0}})
+    done["status"]["phase"] = "Succeeded"
+    assert of(trainjob(), pod(0), done).state is JobState.RUNNING
+
+
+def test_a_pod_that_is_not_replaced_yet() -> None:
+    """Kubernetes waits before it replaces a pod, and longer after each failure."""
+    failed = pod(1, {"terminated": {"exitCode": 1, "finishedAt": "2026-11-23T10:05:00Z"}})
+    failed["status"]["phase"] = "Failed"
+    job = of(trainjob(), pod(0), failed)
+    assert (job.state, job.message) == (JobState.RESTARTING, "1 of 2 pods exist: pod tiny-node-1: exit code 1")
+    job = of(trainjob(), failed)
+    assert (job.state, job.message) == (JobState.RESTARTING, "pod tiny-node-1: exit code 1")
+    assert of(trainjob(), pod(0, restartCount=1)).state is JobState.RESTARTING  # the other one was deleted
+    posted = trainjob()
+    posted["status"]["trainerStatus"] = {"lastUpdatedTime": "2026-11-23T10:02:00Z"}
+    assert of(posted, pod(0)).state is JobState.RESTARTING
+    posted["status"]["trainerStatus"]["lastUpdatedTime"] = "2026-11-23T10:00:00Z"  # before a suspension
+    assert of(posted, pod(0)).state is JobState.RESUMING
+
+
+def test_the_number_of_pods_may_come_from_the_runtime() -> None:
+    job = trainjob(trainer={})
+    few = pod(0)
+    few["spec"]["containers"][0]["env"] = [{"name": "PET_NNODES", "value": "2"}]
+    assert of(job, few).message == "1 of 2 pods exist"
+    assert of(job, few, pod(1)).state is JobState.RUNNING
+
+
+def test_the_quota_of_pods_is_used_up() -> None:
+    """A warning from before the newest pod was created is no longer true."""
+    refused = {"reason": "FailedCreate", "message": "exceeded quota", "lastTimestamp": "2026-11-23T10:00:05Z"}
+    first = pod(0)
+    first["metadata"]["creationTimestamp"] = "2026-11-23T10:00:05Z"
+    job = of(trainjob(), first, events=[refused])
+    assert (job.state, job.message) == (JobState.INADMISSIBLE, "1 of 2 pods exist: exceeded quota")
+    first["metadata"]["creationTimestamp"] = "2026-11-23T10:00:06Z"
+    assert of(trainjob(), first, events=[refused]).message == "1 of 2 pods exist"
+
+
+def test_a_runtime_may_name_the_job_that_trains() -> None:
+    """The pods of such a job count: otherwise it would be Suspended while they run."""
+    other, fetches = pod(0), pod(1)
+    other["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "trainer"
+    fetches["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"] = "data"
+    fetches["spec"]["containers"][0]["name"] = "dataset-initializer"
+    assert of(trainjob(suspend=True), other).state is JobState.SUSPENDING
+    alone = of(trainjob(trainer={"numNodes": 1}), other, fetches)
+    assert (alone.state, [one.name for one in alone.pods]) == (JobState.RUNNING, ["tiny-node-0"])
+
+
+@pytest.mark.parametrize(
+    ("refers_to", "shown"), [("tiny-90s", "torch"), ("torch", "torch"), ("tiny-60s", "tiny-60s"), ("own", "own")]
+)
+def test_the_runtime_is_the_one_that_was_submitted(refers_to: str, shown: str) -> None:
+    """The TrainJob refers to a copy of it, if the job has a grace period of its own."""
+    job = trainjob(runtimeRef={"name": refers_to, "kind": "TrainingRuntime"})
+    job["metadata"]["annotations"][RECORD] = replace(SPEC, runtime="torch", grace_s=90).to_record()
+    assert (of(job).runtime, of(job).runtime_of_pods) == (shown, refers_to)
+    del job["metadata"]["annotations"][RECORD]
+    assert of(job).runtime == refers_to
+
+
+@pytest.mark.parametrize(
+    ("real", "says"), [(30, "longer than 30 s is lost"), (120, "the rest is not used"), (90, "")]
+)
+def test_pods_with_another_grace_period_are_a_warning(real: int, says: str) -> None:
+    """A webhook may have changed them, or the runtime was changed after the submission."""
+    job = trainjob()
+    job["spec"]["trainer"]["env"].append({"name": "SAFEPOINT_GRACE", "value": "90"})
+    pods = [pod(0), pod(1)]
+    pods[1]["spec"]["terminationGracePeriodSeconds"] = real
+    found = of(job, *pods)
+    assert (found.grace_s, bool(found.warning)) == (90, bool(says))
+    assert says in found.warning
+    assert found.particulars["warning"] == found.warning

@@ -16,8 +16,8 @@ from safepoint.jobs.cluster.changes.made_objects import KINDS, is_made, job_of, 
 from safepoint.jobs.cluster.changes.trainer_releases import create_trainjob
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, owners_of, texts, uid_of
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, own_pods
 from safepoint.jobs.cluster.spec import DOMAIN, JOB_LABEL
-from safepoint.jobs.cluster.state import JOBSET_LABEL, own_pods
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, NotAdmittedError
 
 MARK = f"{DOMAIN}/submission"

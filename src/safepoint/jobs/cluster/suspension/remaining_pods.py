@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of
-from safepoint.jobs.cluster.state import JOBSET_LABEL, own_pods
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, own_pods
 
 _log = logging.getLogger("safepoint")
 _SAY_AFTER_S = 30.0

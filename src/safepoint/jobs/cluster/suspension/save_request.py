@@ -7,8 +7,9 @@ from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import at, items, name_of
 from safepoint.jobs.cluster.pod_archive import module_command
+from safepoint.jobs.cluster.pods.pod_fields import container_status, is_training_pod, node_of
 from safepoint.jobs.cluster.records.receipts import receipt_of
-from safepoint.jobs.cluster.state import ClusterJob, Observed, container_status, is_training_pod, node_of
+from safepoint.jobs.cluster.state import ClusterJob, Observed
 from safepoint.jobs.cluster.suspension.pod_program import run_in_pod
 from safepoint.jobs.model.receipts import Receipt
 

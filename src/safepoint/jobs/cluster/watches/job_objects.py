@@ -5,11 +5,10 @@ from collections.abc import Iterable
 
 from safepoint.jobs.cluster.changes.plans import Plan, plans_among
 from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, owners_of, texts, uid_of
+from safepoint.jobs.cluster.pods.pod_fields import INITIALIZERS, JOBSET_LABEL, NODE, PART_LABEL, own_pods
 from safepoint.jobs.cluster.spec import is_plan
-from safepoint.jobs.cluster.state import JOBSET_LABEL, UID_LABEL, Observed, own_pods
+from safepoint.jobs.cluster.state import UID_LABEL, Observed
 
-_REPLICATED_JOBS = ("node", "dataset-initializer", "model-initializer")
-_REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 _SECONDS = len("2026-01-01T00:00:00")
 
 
@@ -49,6 +48,36 @@ def target_of(plan: Plan | None, job: Object) -> int | None:
     return plan.num_nodes if plan is not None and uid_of(job) in {plan.old_uid, ""} else None
 
 
+def parts_of(seen: Observed) -> set[str]:
+    """The names that the replicated jobs of a job may have: the usual names, those of its pods, and those that its
+    TrainJob changes."""
+    spec = at(seen.trainjob, "spec")
+    changed = [
+        at(one, "name")
+        for patch in items(spec, "runtimePatches")
+        for one in items(patch, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+    ]
+    changed += [
+        at(one, "name") for patch in items(spec, "podTemplateOverrides") for one in items(patch, "targetJobs")
+    ]
+    found = {texts(pod, "metadata", "labels").get(PART_LABEL, "") for pod in seen.pods}
+    return {NODE, *INITIALIZERS, *found, *(str(name) for name in changed if name)} - {""}
+
+
+def warnings_of_job(seen: Observed, events: Iterable[Object]) -> list[Object]:
+    """Those of `events` that explain why a job waits, oldest first.
+
+    Events of an earlier job of the same name are left out: they are older than the TrainJob, or name another uid.
+    """
+    uid, kind = uid_of(seen.trainjob), "TrainJob"
+    found = events_of_job(seen, events, since=str(at(seen.trainjob, "metadata", "creationTimestamp") or ""))
+    return [
+        event
+        for event in found
+        if at(event, "involvedObject", "kind") != kind or at(event, "involvedObject", "uid") in {None, uid}
+    ]
+
+
 def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> list[Object]:
     """The events of a job and of the objects that were created for it, oldest first.
 
@@ -62,14 +91,7 @@ def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> li
     """
     job = name_of(seen.trainjob)
     known = {job, *map(name_of, seen.pods), name_of(seen.workload)}
-    parts = {
-        *_REPLICATED_JOBS,
-        *(texts(pod, "metadata", "labels").get(_REPLICATED_JOB_LABEL, "") for pod in seen.pods),
-    }
-    for patch in items(seen.trainjob, "spec", "runtimePatches"):
-        path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
-        parts |= {str(at(one, "name")) for one in items(patch, *path)}
-    either = "|".join(map(re.escape, filter(None, parts)))
+    either = "|".join(map(re.escape, sorted(parts_of(seen))))
     name = re.escape(job)
     derived = {
         "Job": re.compile(rf"{name}-({either})-[0-9]+"),

@@ -1,19 +1,25 @@
 """The objects of all jobs of a namespace, kept up to date by watches."""
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator
 
 from safepoint.errors import AccessDeniedError, SafepointError
+from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, size_of
-from safepoint.jobs.cluster.state import JOBSET_LABEL, Observed
-from safepoint.jobs.cluster.transport.failures import GoneError, TooMuchError
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL
+from safepoint.jobs.cluster.state import Observed
+from safepoint.jobs.cluster.transport.failures import TooMuchError
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
 
+_log = logging.getLogger("safepoint")
 _KINDS = ("trainjobs", "pods", "workloads")
 _AGAIN_S, _OPEN_S = 1.0, 240.0
 _FIRST_S = 30.0
+_OLD_S = 30.0
+"""After this time without an answer, a warning says that the jobs may have changed."""
 _MOST_OBJECTS, _MOST_BYTES = 100_000, 256 << 20
 
 
@@ -70,6 +76,9 @@ class JobWatch:
         self._is_over, self._has_changed = threading.Event(), threading.Event()
         self._has_begun = {kind: threading.Event() for kind in _KINDS}
         self._failure: SafepointError | None = None
+        self._unanswered: dict[str, tuple[float, str, SafepointError]] = {}
+        """By kind, while its objects cannot be watched: since when, on the monotonic clock and in UTC, and why."""
+        self._has_warned = False
 
     def __enter__(self) -> "JobWatch":
         for kind in _KINDS:
@@ -95,9 +104,27 @@ class JobWatch:
         """
         if self._failure is not None:
             raise self._failure
+        self._warn_if_old()
         with self._lock:
             trainjobs, pods, workloads = (self._objects[kind].objects for kind in _KINDS)
         return objects_of_jobs(trainjobs, pods, workloads)
+
+    def _warn_if_old(self) -> None:
+        """Log one warning for each time for which the API server does not answer."""
+        with self._lock:
+            unanswered = sorted(self._unanswered.values(), key=lambda one: one[0])
+        if not unanswered:
+            self._has_warned = False
+            return
+        since_s, since, error = unanswered[0]
+        if not self._has_warned and clock.monotonic_s() - since_s >= _OLD_S:
+            self._has_warned = True
+            _log.warning(
+                "the jobs of %s were not updated since %s, and may have changed: %s; it is asked again each second",
+                self._api.connection.name,
+                since,
+                error.message,
+            )
 
     def _watch(self, kind: str) -> None:
         version = ""
@@ -108,15 +135,17 @@ class JobWatch:
                     version = str(at(item, "metadata", "resourceVersion"))
                     self._note(kind, what, item)
                 self._is_over.wait(_AGAIN_S)
-            except GoneError:
-                version = ""
-                self._is_over.wait(_AGAIN_S)
             except (AccessDeniedError, TooMuchError) as error:
                 if kind != "workloads":  # without Workloads, the state of a job in a queue is incomplete
                     self._failure = error
                 self._begun(kind)
                 return
-            except SafepointError:
+            except SafepointError as error:
+                # List the objects again: the version may have expired, and only the answer to a list shows that the
+                # objects are up to date.
+                version = ""
+                with self._lock:
+                    self._unanswered.setdefault(kind, (clock.monotonic_s(), clock.utc_now(), error))
                 self._is_over.wait(_AGAIN_S)
 
     def _changes(self, kind: str, version: str) -> Iterator[tuple[str, Object]]:
@@ -134,6 +163,7 @@ class JobWatch:
             kept.add(item)
         with self._lock:
             self._objects[kind] = kept
+            self._unanswered.pop(kind, None)
         self._begun(kind)
         return version
 

@@ -9,7 +9,13 @@ from safepoint.errors import ExitCode, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, number
-from safepoint.jobs.cluster.state import JOBSET_LABEL, container_status, is_training_pod, node_of, own_pods
+from safepoint.jobs.cluster.pods.pod_fields import (
+    JOBSET_LABEL,
+    container_status,
+    is_training_pod,
+    node_of,
+    own_pods,
+)
 from safepoint.progress.trainer_status import CHECKPOINT
 
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0

@@ -1,17 +1,23 @@
 """The output of a job's pods."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 
-from safepoint.errors import NotFoundError, SafepointError
+from safepoint.errors import NotFoundError, SafepointError, TransientError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, number, texts, uid_of
-from safepoint.jobs.cluster.state import container_status, node_of
+from safepoint.jobs.cluster.pods.pod_fields import container_state, container_status, node_of
+from safepoint.jobs.cluster.watches.log_streams import LogStreams, Pauses, Start, StreamEnd, start_of
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.states import JobState
 
-_LOOK_S = 1.0
+_log = logging.getLogger("safepoint")
+_LOOK_S, _LOOK_AT_LEAST_S = 1.0, 10.0
+_WARN_AFTER_S, _GIVE_UP_S = 30.0, 180.0
+_MOST_NODES = 50
+"""How many nodes are followed at the same time."""
 
 
 Look = Callable[[], tuple[JobState, list[Object]]]
@@ -30,55 +36,143 @@ def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
     for pod in pods:
         if _has_started(pod):
             yield from _previous(api, pod)
-            yield from _lines(api, pod, follow=False)
+            yield from _lines(api, pod)
 
 
-def follow_node(api: ClusterApi, look: Look) -> Iterator[LogLine]:
-    """The output of a job's first node as it grows, until the job has stopped.
+def follow_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
+    """The output of a job's pods as it grows, until the job has stopped: of at most 50 nodes, the first ones.
 
-    If there is no pod yet, the iterator waits for the first pod. After an interruption, it waits for the next pod.
+    If there is no pod yet, the iterator waits for the first pod. After an interruption, it waits for the next pods.
+    If a stream ends or fails although its container runs, the rest is requested, until the job has stopped.
 
     Raises:
         NotFoundError: there is no such job, or it has stopped and has no pod.
+        AccessDeniedError: you may not read the logs of pods.
+        TransientError: the API server was out of reach for three minutes.
     """
-    read: set[tuple[str, int]] = set()
-    while True:
-        try:
-            state, pods = look()
-        except NotFoundError:  # the job was deleted meanwhile
-            if read:
+    follower = _Follower(api, look)
+    try:
+        yield from follower.lines()
+    finally:
+        follower.close()
+
+
+class _Follower:
+    def __init__(self, api: ClusterApi, look: Look) -> None:
+        self._look = look
+        self._streams, self._pauses = LogStreams(api), Pauses(_LOOK_S)
+        self._begun: set[Start] = set()
+        self._read: set[Start] = set()
+        self._reported: set[str] = set()
+        """What was reported once: starts of containers, and conditions of the job."""
+        self._pods: list[Object] = []
+        self._state = JobState.CREATED
+        self._answered_s = self._active_s = clock.monotonic_s()
+
+    def close(self) -> None:
+        self._streams.close()
+
+    def lines(self) -> Iterator[LogLine]:
+        while self._has_looked():
+            waiting = self._waiting()
+            if not self._state.is_active and not waiting and self._has_ended():
+                if not self._begun:
+                    raise _no_pods(self._state)
                 return
+            for pod, start in waiting:
+                runs = start == start_of(pod) and "running" in container_state(pod)
+                is_due = self._pauses.has_passed(start) or not (runs or self._pauses.failing_s(start))
+                if start not in self._streams.open and is_due:
+                    self._begun.add(start)
+                    self._streams.begin(pod, start)
+            yield from self._until_next_look()
+
+    def _has_ended(self) -> bool:
+        """Whether no stream is open any more. The stream of a pod on a lost node does not end by itself."""
+        return not self._streams.open or clock.monotonic_s() - self._active_s > _LOOK_AT_LEAST_S
+
+    def _has_looked(self) -> bool:
+        """Look at the job; returns whether it still exists."""
+        try:
+            self._state, pods = self._look()
+        except NotFoundError:  # the job was deleted meanwhile
+            if self._begun:
+                return False
             raise
-        first = [pod for pod in pods if node_of(pod) == node_of(pods[0]) and _has_started(pod)]
-        num_read = len(read)
-        for pod in first:
-            uid, restarts = _container(pod)
-            if (uid, restarts) in read:
-                continue
-            if restarts and (uid, restarts - 1) not in read:
-                yield from _previous(api, pod)
-            try:
-                yield from _lines(api, pod, follow=True)
-            except NotFoundError:  # the pod is gone, or has written nothing yet
-                if state.is_active:
-                    continue
-            read.add((uid, restarts))
-        if len(read) > num_read:
-            continue
-        if not state.is_active:
-            if not read:
-                raise _no_pods(state)
+        except TransientError as error:
+            if clock.monotonic_s() - self._answered_s > _GIVE_UP_S:
+                raise
+            self._report("cluster", "the cluster does not answer; it is asked again for three minutes: %s", error)
+            return True
+        self._reported.discard("cluster")
+        self._answered_s = clock.monotonic_s()
+        self._active_s = self._answered_s if self._state.is_active else self._active_s
+        self._pods = self._limited(pods)
+        return True
+
+    def _report(self, what: str, message: str, *values: object) -> None:
+        if what not in self._reported:
+            self._reported.add(what)
+            _log.warning(message, *values)
+
+    def _limited(self, pods: Sequence[Object]) -> list[Object]:
+        nodes = sorted({node_of(pod) for pod in pods})[:_MOST_NODES]
+        found = [pod for pod in pods if node_of(pod) in nodes]
+        if len(found) < len(pods):
+            text = "the output of the first %d nodes is shown, and that of the other nodes is not"
+            self._report("nodes", text, _MOST_NODES)
+        return found
+
+    def _waiting(self) -> list[tuple[Object, Start]]:
+        """For each pod whose output was not read to its end: the start of its container that is read next."""
+        found: list[tuple[Object, Start]] = []
+        for pod in filter(_has_started, self._pods):
+            newest = start_of(pod)
+            before = Start(newest.pod, newest.restarts - 1)  # the cluster has no earlier output of this pod
+            starts = [start for start in (before, newest) if start.restarts >= 0 and start not in self._read]
+            if starts:
+                found.append((pod, starts[0]))
+        return found
+
+    def _until_next_look(self) -> Iterator[LogLine]:
+        """Yield lines until the job has to be looked at: because a stream has ended, or because time has passed."""
+        until_s = clock.monotonic_s() + (_LOOK_AT_LEAST_S if self._streams.open else _LOOK_S)
+        while (left_s := until_s - clock.monotonic_s()) > 0:
+            found = self._streams.next(left_s)
+            if isinstance(found, LogLine):
+                yield found
+            elif found is not None:
+                self._note_end(found)
+                if found.error is None:
+                    return
+                until_s = min(until_s, clock.monotonic_s() + _LOOK_S)
+
+    def _note_end(self, ended: StreamEnd) -> None:
+        self._pauses.note(ended)
+        error = ended.error
+        if error is None:
+            if ended.is_complete:
+                self._read.add(ended.start)
             return
-        clock.sleep(_LOOK_S)
+        if not isinstance(error, NotFoundError | UsageError | TransientError):
+            raise error
+        # The cluster may not keep the output of an earlier start. A pod that is gone, or whose container has never
+        # started, will write nothing.
+        is_old = any(start_of(pod).pod == ended.start.pod and start_of(pod) != ended.start for pod in self._pods)
+        if is_old or not (self._state.is_active or isinstance(error, TransientError)):
+            self._read.add(ended.start)
+            return
+        failing_s = self._pauses.failing_s(ended.start)
+        if not self._state.is_active and failing_s > _WARN_AFTER_S:
+            raise error
+        if failing_s > _WARN_AFTER_S:
+            pod = next((name_of(one) for one in self._pods if uid_of(one) == ended.start.pod), "that is gone")
+            text = "the output of pod %s could not be read for %.0f s; it is tried again until the job stops: %s"
+            self._report(str(ended.start), text, pod, failing_s, error)
 
 
 def _no_pods(state: JobState) -> NotFoundError:
     return NotFoundError(f"the job is {state} and has no pods now; the output of earlier pods was deleted with them")
-
-
-def _container(pod: Object) -> tuple[str, int]:
-    """What identifies one start of a pod's container: the uid of the pod, and the number of restarts."""
-    return uid_of(pod), number(container_status(pod), "restartCount")
 
 
 def _has_started(pod: Object) -> bool:
@@ -90,10 +184,10 @@ def _previous(api: ClusterApi, pod: Object) -> Iterator[LogLine]:
     """The output of the container before its last restart, if the cluster still has it."""
     if number(container_status(pod), "restartCount"):
         with contextlib.suppress(SafepointError):
-            yield from _lines(api, pod, follow=False, previous=True)
+            yield from _lines(api, pod, previous=True)
 
 
-def _lines(api: ClusterApi, pod: Object, *, follow: bool, previous: bool = False) -> Iterator[LogLine]:
+def _lines(api: ClusterApi, pod: Object, *, previous: bool = False) -> Iterator[LogLine]:
     container = str(at(container_status(pod), "name") or "node")
-    for line in api.log(name_of(pod), container, follow=follow, previous=previous):
+    for line in api.log(name_of(pod), container, previous=previous):
         yield LogLine(source=f"node {node_of(pod)}", text=line)

@@ -1,0 +1,56 @@
+"""The size limit of /dev/shm in the pods of a job. This module sends no requests.
+
+NCCL and the workers of a DataLoader exchange data through files in /dev/shm. Such files are part of the pod's memory.
+"""
+
+import contextlib
+from collections.abc import Container, Mapping
+
+from safepoint.errors import UsageError
+from safepoint.foundation.quantities import parse_bytes
+
+PATH = "/dev/shm"
+"""The path of the volume with the medium Memory that each pod gets, unless its runtime mounts one there."""
+_LEAST_BYTES = 64 << 20
+
+
+def parse_shared_memory(option: str, text: str, resources: Mapping[str, str]) -> int:
+    """The bytes of a size limit for /dev/shm that a user has written.
+
+    Args:
+        option: what the user has set.
+        text: its value.
+        resources: the resources of each pod, by the names that Kubernetes uses.
+
+    Raises:
+        UsageError: it is no size, less than the 64 MiB that containers have anyway, or more than the pod's memory.
+    """
+    example = f"for example {option} 8Gi"
+    try:
+        size_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", hint=example) from error
+    if size_bytes < _LEAST_BYTES:
+        raise UsageError(
+            f"{option} {text} is less than 64 MiB, which a container has without this option; nothing was submitted",
+            hint=example,
+        )
+    memory = resources.get("memory")
+    with contextlib.suppress(ValueError):  # the check of the resources says what is wrong with an invalid size
+        if memory is not None and size_bytes > parse_bytes(memory):
+            raise UsageError(
+                f"{option} {text} is more than the memory of the pod, {memory}, of which files in {PATH} are a part; "
+                "nothing was submitted",
+                hint="set less, or more --memory",
+            )
+    return size_bytes
+
+
+def check_is_free(limit_bytes: int | None, mounted: Container[str], runtime: str) -> None:
+    """Raise UsageError if there is a limit, but the runtime or a patch mounts a volume of its own at /dev/shm."""
+    if limit_bytes is not None and PATH in mounted:
+        raise UsageError(
+            f"--shared-memory has no effect, because runtime {runtime} or a patch mounts a volume at {PATH}; nothing "
+            "was submitted",
+            hint="leave --shared-memory out, or set the size of that volume",
+        )

@@ -1,0 +1,178 @@
+"""Reads the output of one container in a thread, and continues where an earlier stream of this container has ended.
+
+The API server ends a stream without an error when its connection to the node breaks. So the end of a stream does not
+mean that the container has ended.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from safepoint.errors import SafepointError
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.objects import Object, at, name_of, number, uid_of
+from safepoint.jobs.cluster.pods.pod_fields import container_state, container_status, node_of
+from safepoint.jobs.model.job_place import LogLine
+
+_SECONDS = len("2026-01-01T00:00:00")
+_MOST_WAITING = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a pod's container: the uid of the pod, and how many times the container had restarted before."""
+
+    pod: str
+    restarts: int
+
+
+def start_of(pod: Object) -> Start:
+    """The newest start of the pod's container."""
+    return Start(uid_of(pod), number(container_status(pod), "restartCount"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnd:
+    """The end of a stream.
+
+    Args:
+        start: whose output it was.
+        is_complete: whether the stream had all that the container will ever write.
+        error: why it ended early; None if it ended without an error.
+    """
+
+    start: Start
+    is_complete: bool
+    error: SafepointError | None = None
+
+
+class Position:
+    """How far the output of a container was read: the time of the last line, and how many lines have this time."""
+
+    def __init__(self) -> None:
+        self.time = ""
+        self._num_at_time = 0
+
+    def new_lines(self, lines: Iterator[str]) -> Iterator[str]:
+        """The texts of those lines that were not read before. Each line begins with its time and a space.
+
+        The API server takes times in whole seconds. So it sends lines again that were written in the last second.
+        """
+        before, num_before = self.time, self._num_at_time
+        for line in lines:
+            time, space, text = line.partition(" ")
+            if not space or not _is_time(time):  # a very long line arrives in several parts
+                yield line
+                continue
+            is_old = bool(before) and _in_order(time) <= _in_order(before)
+            if is_old and (time != before or num_before > 0):
+                num_before -= time == before
+                continue
+            self._num_at_time = self._num_at_time + 1 if time == self.time else 1
+            self.time = time
+            yield text
+
+
+def _is_time(text: str) -> bool:
+    return len(text) > _SECONDS and text[:4].isdecimal() and text[4] == "-" and "T" in text
+
+
+def _in_order(time: str) -> tuple[str, str]:
+    """A key that sorts times, which may have fractions of seconds of different lengths."""
+    return time[:_SECONDS], time[_SECONDS:].lstrip(".").partition("Z")[0].partition("+")[0].ljust(9, "0")
+
+
+class LogStreams:
+    """The streams of the containers of a job. Each stream has a thread.
+
+    Args:
+        api: the API of the cluster, in the namespace of the job.
+    """
+
+    def __init__(self, api: ClusterApi) -> None:
+        self._api = api
+        self._arrived: queue.Queue[LogLine | StreamEnd] = queue.Queue(maxsize=_MOST_WAITING)
+        self._positions: dict[Start, Position] = {}
+        self._is_over = threading.Event()
+        self.open: set[Start] = set()
+        """Those whose streams are open."""
+
+    def begin(self, pod: Object, start: Start) -> None:
+        """Open a stream of the output of a container, from where an earlier stream of it has ended."""
+        self.open.add(start)
+        threading.Thread(target=self._read, args=(pod, start), name="safepoint-logs", daemon=True).start()
+
+    def next(self, timeout_s: float) -> LogLine | StreamEnd | None:
+        """The next line or end; None if there is none within `timeout_s`."""
+        try:
+            found = self._arrived.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(found, StreamEnd):
+            self.open.discard(found.start)
+        return found
+
+    def close(self) -> None:
+        """Let the threads end. A thread that waits for a line ends when the API is closed."""
+        self._is_over.set()
+
+    def _read(self, pod: Object, start: Start) -> None:
+        position = self._positions.setdefault(start, Position())
+        is_previous = start != start_of(pod)
+        is_complete = is_previous or "terminated" in container_state(pod)
+        error = None
+        try:
+            lines = self._api.log(
+                name_of(pod),
+                str(at(container_status(pod), "name") or "node"),
+                follow=not is_previous,
+                previous=is_previous,
+                since=position.time,
+            )
+            for text in position.new_lines(lines):
+                self._put(LogLine(source=f"node {node_of(pod)}", text=text))
+                if self._is_over.is_set():
+                    return
+        except SafepointError as failure:
+            error = failure
+        self._put(StreamEnd(start=start, is_complete=is_complete and error is None, error=error))
+
+    def _put(self, item: LogLine | StreamEnd) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._arrived.put(item, timeout=1.0)
+            except queue.Full:
+                continue
+            return
+
+
+class Pauses:
+    """When the streams of a container that have ended early are opened again, and for how long they have failed.
+
+    Args:
+        pause_s: seconds between the end of a stream and the next one of the same container.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._next_s: dict[Start, float] = {}
+        self._failing_s: dict[Start, float] = {}
+
+    def note(self, ended: StreamEnd) -> None:
+        """Note the end of a stream."""
+        now_s = clock.monotonic_s()
+        self._next_s[ended.start] = now_s + self._pause_s
+        if ended.error is None:
+            self._failing_s.pop(ended.start, None)
+        else:
+            self._failing_s.setdefault(ended.start, now_s)
+
+    def has_passed(self, start: Start) -> bool:
+        """Whether the pause after the last stream has passed."""
+        return clock.monotonic_s() >= self._next_s.get(start, 0.0)
+
+    def failing_s(self, start: Start) -> float:
+        """For how many seconds the streams have failed; 0 if the last one did not fail."""
+        return clock.monotonic_s() - self._failing_s[start] if start in self._failing_s else 0.0
