@@ -14,10 +14,27 @@ from typing import Any
 
 import pytest
 
+from safepoint.transparent.criu.trees import processes_of
 from tests.support.criu import environment
 from tests.support.patience import PATIENCE
+from tests.support.s3_server import free_ports
 
 _PROGRAM = Path(__file__).parents[1] / "programs" / "frozen_training.py"
+
+_ENVIRONMENT = {
+    "USE_LIBUV": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "WORLD_SIZE": "2",
+}
+# torchrun's own store uses io_uring, whatever the environment says.
+_LAUNCHER = """
+import os, subprocess, sys
+command = [sys.executable, *sys.argv[1:]]
+ranks = [subprocess.Popen(command, env={**os.environ, "RANK": rank}) for rank in "01"]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -47,7 +64,7 @@ class Trainings:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env={**os.environ, "USE_LIBUV": "0"},
+                env={**os.environ, **_ENVIRONMENT, "MASTER_PORT": str(free_ports(1)[0])},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -61,9 +78,10 @@ class Trainings:
         self._processes.pop().wait(30 * PATIENCE)
 
     def end(self) -> None:
-        for pid in self.restored:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for root in [*self.restored, *(process.pid for process in self._processes)]:
+            for pid in processes_of(root):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         for process in self._processes:
             process.kill()
             process.wait()
@@ -156,6 +174,22 @@ def test_a_chain_of_three_of_adapters(trainings: Trainings, tmp_path: Path) -> N
         safepoint("images", "verify", tmp_path / "images" / name, "--deep")
     safepoint("thaw", tmp_path / "images" / "image-3")
     assert trainings.has_ended("out") == expected
+
+
+def test_two_ranks_of_one_launcher_go_on_bit_for_bit(trainings: Trainings, tmp_path: Path) -> None:
+    """DDP over gloo: three processes, with open TCP connections between them, on loopback."""
+    launcher = [sys.executable, "-c", _LAUNCHER, str(_PROGRAM)]
+    environ = {**os.environ, **_ENVIRONMENT, "MASTER_PORT": str(free_ports(1)[0])}
+    subprocess.run([*launcher, tmp_path / "reference", "40"], env=environ, check=True, capture_output=True)
+    pid = trainings.run("out", [*launcher, str(tmp_path / "out"), "40", "0.3"])
+    trainings.has_reached("out", 5)
+    frozen = safepoint("freeze", "--pid", pid, "--to", tmp_path / "images")
+    trainings.reap()
+    assert frozen["num_processes"] == 3
+    assert len(trainings.output("out")) < 40
+    restored = safepoint("thaw", tmp_path / "images")
+    trainings.restored.append(restored["pid"])
+    assert trainings.has_ended("out") == trainings.output("reference")
 
 
 def test_a_damaged_image_is_refused_before_a_process_starts(trainings: Trainings, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ _OBSTACLES = (
     (
         "anon_inode:[io_uring]",
         "uses io_uring, which CRIU cannot dump",
-        "start the program with USE_LIBUV=0 (PyTorch's TCPStore), or with a seccomp profile that refuses io_uring",
+        "start the program with USE_LIBUV=0 (torchrun ignores it), or with a seccomp profile that refuses io_uring",
     ),
     (
         "/dev/nvidia",
