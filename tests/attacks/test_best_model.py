@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.errors import CheckpointError, ExitCode
 from safepoint.training.start.copies import verify_best
 from tests.support.checkpoints import commit, prepared
@@ -70,8 +70,10 @@ def test_the_checkpoint_that_lightning_tests(tmp_path: Path) -> None:
 
     callback = SafepointCallback()
     assert callback.best_model_path == ""
-    callback._root = tmp_path
     folder = commit(prepared(tmp_path), 4)
+    callback._root, callback._steps = tmp_path, 4
+    assert callback.best_model_path == "", "it is of another run"
+    callback._run_id = Manifest.from_bytes((folder / MANIFEST_NAME).read_bytes()).run_id
     assert callback.best_model_path.startswith(str(folder))
     flip(folder)
     with pytest.raises(CheckpointError, match="its model was not loaded"):

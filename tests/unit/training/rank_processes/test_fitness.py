@@ -21,7 +21,10 @@ from safepoint.training.rank_processes.template import _doubtful_first
 def test_a_device_or_a_connection_is_noticed(target: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only if it was opened by an import, and did not come from the launcher."""
     monkeypatch.setattr(fitness, "_descriptors", lambda: {0: "/dev/null"})
+    # The process of the tests may have all of these.
     monkeypatch.setattr(fitness, "_thread_names", list)
+    monkeypatch.setattr(fitness, "_children", list)
+    monkeypatch.setattr(fitness, "_start_method", lambda: None)
     one = Fitness(3)
     monkeypatch.setattr(fitness, "_descriptors", lambda: {0: "/dev/null", 3: "socket:[9]", 9: target})
     one.check("odd", received=[9])
