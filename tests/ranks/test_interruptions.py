@@ -226,7 +226,10 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
-    """SIGUSR1 to the launcher saves one checkpoint on demand, and training finishes."""
+    """SIGUSR1 to the launcher saves one checkpoint on demand, and training finishes.
+
+    If the signal reaches the ranks at different steps, because the machine is busy, there is one more checkpoint.
+    """
     output = tmp_path / "run"
     job = safepoint(output, *TWO, program=tiny(output, "--step-ms", "50", "--epochs", "3"))
     with no_orphans(job):
@@ -235,7 +238,9 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:
         event = job.wait_for_event("saved")
         assert event["trigger"] == "on-demand"
         assert job.wait() == 0, job.text
-    assert committed_steps(output) == [event["step"], read_events(output, "finished")[0]["step"]]
+    step, last = event["step"], read_events(output, "finished")[0]["step"]
+    assert committed_steps(output) in ([step, last], [step, step + 1, last])
+    assert {event["trigger"] for event in read_events(output, "saved")[:-1]} == {"on-demand"}
 
 
 def test_a_requested_save_holds_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +300,9 @@ def test_a_requested_save_of_two_nodes_is_uploaded_while_the_ranks_wait(
         jobs[0].signal(signal.SIGTERM)
         assert [job.wait(30) for job in jobs] == [75, 75], jobs[0].text
     assert read_events(tmp_path / "node-0", "interrupted")[0]["step"] == receipt.step
-    assert {event["step"] for event in read_events(tmp_path / "node-0", "uploaded")} == {receipt.step}
+    # The node whose files arrive last commits the checkpoint.
+    events = [event for rank in range(2) for event in read_events(tmp_path / f"node-{rank}", "uploaded")]
+    assert {event["step"] for event in events} == {receipt.step}
 
 
 def make(folder: Path) -> Path:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,8 @@ def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
         job = _wrapped("true", output, program=tiny(output, *EVERY_STEP, *options, "--marks", str(marks)))
         with no_orphans(job):
             job.wait_for_event("saved", count=2)
-            _fill_until_a_save_fails(job, output / "filler")
+            # The disk is then full, so that the event of the save may be missing.
+            _wait_filling(job, output / "filler", lambda: "could not be saved" in job.text)
             assert job.wait() == 13, job.text
         assert "the training ended at step 24, which could not be saved" in job.text
 
@@ -206,10 +207,15 @@ def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_
 
 def _fill_until_a_save_fails(job: Job, path: Path) -> dict[str, Any]:
     """Fill the disk until a save fails, and return its event."""
+    return _wait_filling(job, path, lambda: next(iter(job.events("save_failed")), None))
 
-    def failed() -> dict[str, Any] | None:
+
+def _wait_filling(job: Job, path: Path, found: Callable[[], Any]) -> Any:
+    """Fill the disk again and again until a save fails."""
+
+    def failed() -> Any:
         _fill(path, leave_bytes=2 << 20)
-        return next(iter(job.events("save_failed")), None)
+        return found()
 
     return job.wait_for("a save that fails", failed)
 

@@ -55,10 +55,13 @@ class Kernel:
             The messages that it has sent, and its answer.
         """
         messages: list[Any] = []
+        was_interrupted = False
 
         def keep(message: Any) -> None:
+            nonlocal was_interrupted
             messages.append(message)
-            if message["msg_type"] == "display_data":
+            if message["msg_type"] == "display_data" and not was_interrupted:
+                was_interrupted = True
                 self._manager.interrupt_kernel()
 
         answer = self._client.execute_interactive(

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -36,16 +37,16 @@ class CellScreen:
 
     def __init__(self, display: Callable[..., Any]) -> None:
         self._display = display
-        self._handle: Any = None
+        # Its own name, so that an interrupt in the middle of the first one does not lead to a second picture.
+        self._id = uuid.uuid4().hex
+        self._is_shown = False
 
     def show(self, view: JobView, details: JobDetails, note: str) -> None:
         """Show the job, in place of what was shown before."""
         html = job_html(view, details, note=note)
         picture = {"text/plain": job_text(view, note=note)} | ({} if html is None else {"text/html": html})
-        if self._handle is None:
-            self._handle = self._display(picture, raw=True, display_id=True)
-        else:
-            self._handle.update(picture, raw=True)
+        self._display(picture, raw=True, display_id=self._id, update=self._is_shown)
+        self._is_shown = True
 
 
 class LineScreen:

@@ -113,22 +113,15 @@ def test_curves_of_reports_that_were_seen(view: JobView, wait: list[float]) -> N
 
 def test_one_picture_in_a_cell(view: JobView) -> None:
     """The first is displayed, and the others replace it; each has a text beside its HTML."""
-    calls: list[tuple[str, Any, Any]] = []
-
-    def display(picture: Any, **options: Any) -> Any:
-        calls.append(("display", picture, options))
-        return SimpleNamespace(update=lambda picture, **options: calls.append(("update", picture, options)))
-
-    screen = CellScreen(display)
+    calls: list[tuple[Any, Any]] = []
+    screen = CellScreen(lambda picture, **options: calls.append((picture, options)))
     screen.show(view, JobDetails(), "")
     screen.show(view, JobDetails(), "a note")
-    assert [(call, options) for call, _, options in calls] == [
-        ("display", {"raw": True, "display_id": True}),
-        ("update", {"raw": True}),
-    ]
-    assert calls[1][1].keys() == {"text/plain", "text/html"}
-    assert "a note" in calls[1][1]["text/html"]
-    assert calls[1][1]["text/plain"].endswith("\n  a note")
+    assert [options["update"] for _, options in calls] == [False, True]
+    assert len({options["display_id"] for _, options in calls}) == 1
+    assert calls[1][0].keys() == {"text/plain", "text/html"}
+    assert "a note" in calls[1][0]["text/html"]
+    assert calls[1][0]["text/plain"].endswith("\n  a note")
 
 
 def test_lines_where_there_is_no_cell(view: JobView, monkeypatch: pytest.MonkeyPatch) -> None:
