@@ -1,29 +1,38 @@
-"""Freezes one process tree into an image.
+"""Freezes process trees into one image, all at the same moment.
 
-Promises: either the image is committed, or the processes run on and nothing is left of it, also if Safepoint is
-killed. Everything that can be known before is checked before a process is stopped.
+The order of the steps: look for everything that is known to fail; stop all processes; dump all trees; let the
+processes run on, or keep them stopped until the image is committed, and end them.
+
+Promises: either the image is committed, or the processes run on and nothing is left of it, also if Safepoint, CRIU or
+one of the processes is killed.
 """
 
+import itertools
 import os
 import platform
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation import clock
+from safepoint.transparent.carried import carry
 from safepoint.transparent.criu import tree_dump
+from safepoint.transparent.criu.connections import end_repair
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.stopping import refuse_stopped, stop_trees
 from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
-from safepoint.transparent.images.location import ImageLocation
-from safepoint.transparent.images.manifest import ImageManifest, Machine
+from safepoint.transparent.images.location import ImageLocation, NewImage
+from safepoint.transparent.images.manifest import ImageManifest, Machine, part_name
 from safepoint.transparent.images.store_dump import Dump, store_dumps
 from safepoint.transparent.packages import require_packages
 from safepoint.transparent.staging import staging
 
-LOG_NAME = "criu-dump.log"
+LOG_NAME = "criu-dump-{}.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +41,7 @@ class Frozen:
 
     Args:
         manifest: its manifest.
-        frozen_s: how long CRIU ran; the processes were frozen for nearly all of this time.
+        frozen_s: how long the processes were stopped, until they ran on or their memory was dumped.
         is_in_memory: whether the raw pages were written to memory first; otherwise to a disk, which takes longer.
     """
 
@@ -41,55 +50,106 @@ class Frozen:
     is_in_memory: bool
 
 
-def freeze_tree(
+def freeze_trees(
     criu: Criu,
-    pid: int,
+    roots: Sequence[int],
     location: ImageLocation,
     *,
     is_running_after: bool,
+    carried: Mapping[int, Sequence[Path]] | None = None,
+    before_end: Callable[[ImageManifest], None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Frozen:
-    """Make an image of the process `pid` and all processes below it.
+    """Make an image of processes and all processes below them.
 
     Args:
         criu: the CRIU to use.
-        pid: the root process.
+        roots: the root processes; the image has a part for each, in this order. Processes that are connected must
+            all be below one of them.
         location: where the image will be. It refers to pages of the newest image there, if that is valid.
         is_running_after: whether the processes run on; otherwise they are ended when the image is committed.
+        carried: the temporary folders of root processes, which are restored with them.
+        before_end: called when the image is committed, before the processes are ended. If it raises an exception,
+            they run on. Not called if they run on in any case.
         progress: called with the number of bytes of pages stored since the last call.
 
     Raises:
-        NotFoundError: there is no such process.
-        UsageError: this process is in the tree.
+        NotFoundError: a process does not exist.
+        UsageError: this process is in a tree, or a tree is in another one.
         FreezeError: CRIU failed; the processes run on.
         SafepointError, OSError: the image could not be written; the processes run on.
     """
     require_packages()
-    tree = processes_of(pid)
-    if not tree:
-        raise NotFoundError(f"there is no process {pid}; nothing was frozen", hint="name a process that runs")
-    if os.getpid() in tree:
-        raise UsageError(
-            f"process {pid} has started this command, which cannot freeze itself; nothing was frozen",
-            hint="run the command in another session",
-        )
-    refuse_obstacles(tree)
+    trees = {root: _tree_of(root) for root in roots}
+    everything = list(itertools.chain.from_iterable(trees.values()))
+    _refuse_overlap(trees)
+    refuse_stopped(everything)
+    refuse_obstacles(everything)
     machine = Machine(architecture=platform.machine(), kernel=platform.release(), criu=criu.version)
-    program, session = name_of(pid), tree_dump.is_outside_led(pid)
     with (
         location.writing() as image,
-        staging(resident_bytes(tree), image.working) as stage,
-        Guard([] if is_running_after else tree, stage.folder) as guard,
+        staging(resident_bytes(everything), image.working) as stage,
+        Guard(stage.folder, signal.SIGCONT) as guard,
     ):
         begun_s = clock.monotonic_s()
-        log = image.working.parent / LOG_NAME
-        log.unlink(missing_ok=True)
-        tree_dump.dump(criu, pid, stage.folder, log=log, is_running_after=is_running_after, started=guard.started)
-        frozen_s = clock.monotonic_s() - begun_s
-        stopped = [] if is_running_after else processes_of(pid)
-        dumped = Dump(folder=stage.folder, root_pid=pid, program=program, is_in_session_of_other=session)
-        manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
-        image.commit(manifest)
-        send(signal.SIGKILL, stopped)
+        stopped = stop_trees(roots, stopping=guard.watch)
+        try:
+            dumps = _dump(criu, roots, stage.folder, image, guard)
+            for root, dump in zip(roots, dumps, strict=True):
+                carry((carried or {}).get(root, ()), dump.folder)
+            frozen_s = clock.monotonic_s() - begun_s
+            if is_running_after:
+                send(signal.SIGCONT, stopped)
+                guard.forget()
+            manifest = store_dumps(image, dumps, machine, parent=location.parent(), progress=progress)
+            image.commit(manifest)
+            if not is_running_after:
+                if before_end is not None:
+                    before_end(manifest)
+                guard.then(signal.SIGKILL)
+        except BaseException:
+            end_repair(stopped)
+            send(signal.SIGCONT, stopped)
+            raise
+        if not is_running_after:
+            send(signal.SIGKILL, stopped)
         guard.release()
     return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)
+
+
+def _tree_of(root: int) -> list[int]:
+    tree = processes_of(root)
+    if not tree:
+        raise NotFoundError(f"there is no process {root}; nothing was frozen", hint="name a process that runs")
+    if os.getpid() in tree:
+        raise UsageError(
+            f"process {root} has started this command, which cannot freeze itself; nothing was frozen",
+            hint="run the command in another session",
+        )
+    return tree
+
+
+def _refuse_overlap(trees: Mapping[int, Sequence[int]]) -> None:
+    for root in trees:
+        for other, tree in trees.items():
+            if other != root and root in tree:
+                raise UsageError(
+                    f"process {root} is below process {other}; nothing was frozen", hint=f"name {other} only"
+                )
+
+
+def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard: Guard) -> list[Dump]:
+    """Dump all trees at once. If one fails, wait for the others: they leave everything as it was."""
+
+    def dump(number: int, root: int) -> Dump:
+        folder = stage / part_name(number)
+        log = image.working.parent / LOG_NAME.format(number)
+        log.unlink(missing_ok=True)
+        program, session = name_of(root), tree_dump.is_outside_led(root)
+        tree_dump.dump(criu, root, folder, log=log, started=guard.started)
+        return Dump(folder=folder, root_pid=root, program=program, is_in_session_of_other=session)
+
+    for number in range(len(roots)):
+        (stage / part_name(number)).mkdir(0o700)
+    with ThreadPoolExecutor(max_workers=len(roots)) as pool:
+        return list(pool.map(dump, range(len(roots)), roots))

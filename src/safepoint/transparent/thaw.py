@@ -1,39 +1,57 @@
-"""Restores the processes of an image.
+"""Restores the processes of an image, all trees at one moment.
 
-Promises: CRIU is started only after the whole image was checked, and the images that it needs. What CRIU restores
-from is byte for byte what it had written.
+The order of the steps: check the whole image, and the images that it needs; restore all trees up to the point where
+no process runs yet; let all go on.
+
+Promises: CRIU is started only after everything was checked. What CRIU restores from is byte for byte what it had
+written. Either all trees go on or, also if Safepoint or CRIU is killed, none.
 """
 
+import contextlib
 import platform
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from safepoint.errors import ImageError
-from safepoint.transparent.criu import tree_dump
+from safepoint.foundation.files import delete_tree
+from safepoint.transparent.carried import set_down
+from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.tree_dump import Restored
+from safepoint.transparent.criu.tree_dump import Restored, TreeRestore
+from safepoint.transparent.criu.trees import processes_of, send
 from safepoint.transparent.images.location import ImageLocation
-from safepoint.transparent.images.manifest import part_name
+from safepoint.transparent.images.manifest import Part, part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
 from safepoint.transparent.packages import require_packages
 from safepoint.transparent.staging import staging
 
-LOG_NAME = "criu-restore.log"
+LOG_NAME = "criu-restore-{}.log"
 
 
 def thaw_image(
-    criu: Criu, location: ImageLocation, name: str, *, progress: Callable[[int], None] | None = None
-) -> Restored:
+    criu: Criu,
+    location: ImageLocation,
+    name: str,
+    *,
+    before_start: Callable[[Sequence[Restored]], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Restored]:
     """Restore the processes of an image, and return when they run.
 
     Args:
         criu: the CRIU to use.
         location: where the image is.
         name: the image.
+        before_start: called with the restored trees before they run. If it raises an exception, they are ended.
         progress: called with the number of bytes of pages restored since the last call.
+
+    Returns:
+        The trees, in the order of the image's parts.
 
     Raises:
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
-        FreezeError: CRIU could not restore the processes.
+        FreezeError: CRIU could not restore the processes; none runs.
         StorageError: there is too little space for the raw pages.
     """
     require_packages()
@@ -44,15 +62,48 @@ def thaw_image(
             "was restored",
             hint="restore it on a machine of the same kind",
         )
-    if len(manifest.parts) != 1:
-        raise ImageError(
-            f"{name} has {len(manifest.parts)} process trees, and this release restores one; nothing was restored",
-            hint="use a newer release of safepoint",
-        )
     control = location.control_folder()
-    with staging(raw_bytes(manifest), control) as stage:
+    with (
+        staging(raw_bytes(manifest), control) as stage,
+        Guard(stage.folder, signal.SIGKILL) as guard,
+        contextlib.ExitStack() as undo,
+    ):
         materialise(location, name, stage.folder, progress=progress)
-        log = control / LOG_NAME
-        log.unlink(missing_ok=True)
-        session = manifest.parts[0].is_in_session_of_other
-        return tree_dump.restore(criu, stage.folder / part_name(0), log=log, is_in_session_of_other=session)
+        for number in range(len(manifest.parts)):
+            for folder in set_down(stage.folder / part_name(number)):
+                undo.callback(delete_tree, folder)
+        restored = _restore(criu, stage.folder, control, manifest.parts)
+        processes = [pid for one in restored for pid in processes_of(one.pid)]
+        for pid in processes:
+            guard.watch(pid)
+        try:
+            if before_start is not None:
+                before_start(restored)
+        except BaseException:
+            send(signal.SIGKILL, processes)
+            raise
+        guard.then(signal.SIGCONT)
+        undo.pop_all()
+        send(signal.SIGCONT, processes)
+        guard.release()
+    return restored
+
+
+def _restore(criu: Criu, stage: Path, logs: Path, parts: Sequence[Part]) -> list[Restored]:
+    """Restore all trees. They are stopped when this function returns."""
+    begun: list[TreeRestore] = []
+    try:
+        for number, part in enumerate(parts):
+            log = logs / LOG_NAME.format(number)
+            log.unlink(missing_ok=True)
+            session = part.is_in_session_of_other
+            begun.append(TreeRestore(criu, stage / part_name(number), log=log, is_in_session_of_other=session))
+        for one in begun:
+            one.wait()
+        for one in begun:
+            one.go_on()
+        return [one.restored() for one in begun]
+    except BaseException:
+        for one in begun:
+            one.give_up()
+        raise

@@ -1,46 +1,51 @@
-"""A small process that lets frozen processes run on if Safepoint is killed while it makes an image.
+"""A small process that undoes a freeze or a restore if Safepoint is killed meanwhile.
 
-CRIU leaves the processes stopped until the image is committed. If Safepoint ends before that, for any reason, the
-kernel closes its end of a pipe. Then the guard waits until CRIU has ended too, lets the processes run on, and deletes
-the raw pages. It is a shell, so it starts in a millisecond, and it has a session of its own, so signals to the group
-of the command do not reach it.
+If Safepoint ends before `release`, for any reason, the kernel closes its end of a pipe. Then the guard waits until
+CRIU has ended too, sends a signal to the processes that it knows, and deletes the raw pages. It is a shell, so it
+starts in a millisecond, and it has a session of its own, so signals to the group of the command do not reach it.
 """
 
+import signal
 import subprocess
-from collections.abc import Iterable
+import threading
 from pathlib import Path
 from types import TracebackType
 
 _SCRIPT = """
 folder=$1
-shift
 criu=
+pids=
+number=$2
 while read -r word value; do
   case $word in
     done) exit 0 ;;
-    criu) criu=$value ;;
+    criu) criu="$criu $value" ;;
+    process) pids="$pids $value" ;;
+    forget) pids= ;;
+    signal) number=$value ;;
   esac
 done
-while [ -n "$criu" ] && kill -0 "$criu" 2>/dev/null; do sleep 0.1; done
-for pid in "$@"; do kill -CONT "$pid" 2>/dev/null; done
+for pid in $criu; do while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done; done
+for pid in $pids; do kill -"$number" "$pid" 2>/dev/null; done
 rm -rf -- "$folder"
 """
 
 
 class Guard:
-    """Watches over stopped processes, from before they are stopped until `release`.
+    """Watches over processes until `release`.
 
-    If the `with` block ends without `release`, the processes run on, too.
+    If the `with` block ends without `release`, the guard sends its signal, too.
     """
 
-    def __init__(self, pids: Iterable[int], folder: Path) -> None:
+    def __init__(self, folder: Path, number: signal.Signals) -> None:
         """Start the guard.
 
         Args:
-            pids: the processes that may be stopped; none if CRIU itself lets them run on.
             folder: the folder of the raw pages, which is deleted if Safepoint is killed.
+            number: the signal for the processes: SIGCONT lets them run on, SIGKILL ends them.
         """
-        command = ["/bin/sh", "-c", _SCRIPT, "safepoint-guard", str(folder), *map(str, pids)]
+        command = ["/bin/sh", "-c", _SCRIPT, "safepoint-guard", str(folder), str(int(number))]
+        self._lock = threading.Lock()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -49,18 +54,31 @@ class Guard:
             start_new_session=True,
         )
 
+    def watch(self, pid: int) -> None:
+        """The process `pid` gets the signal, too."""
+        self._write(f"process {pid}\n")
+
+    def forget(self) -> None:
+        """The processes run on, and need no signal any more. The raw pages are still there."""
+        self._write("forget\n")
+
+    def then(self, number: signal.Signals) -> None:
+        """From now on, another signal is the right one."""
+        self._write(f"signal {int(number)}\n")
+
     def started(self, criu: int) -> None:
-        """CRIU runs, as process `criu`. Until it has ended, the guard must not let the processes run on."""
+        """CRIU runs, as process `criu`. Until it has ended, the guard must not send its signal."""
         self._write(f"criu {criu}\n")
 
     def release(self) -> None:
-        """The image is committed, and the processes were ended: there is nothing left to watch over."""
+        """There is nothing left to watch over."""
         self._write("done\n")
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode())
-        self._process.stdin.flush()
+        with self._lock:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
 
     def __enter__(self) -> "Guard":
         return self

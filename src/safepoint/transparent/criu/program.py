@@ -55,7 +55,7 @@ class Criu:
             started: called with the number of CRIU's process as soon as it runs.
 
         Raises:
-            FreezeError: CRIU failed. After a failed dump, CRIU lets the processes run on.
+            FreezeError: CRIU failed.
         """
         command = self.command(action, arguments, folder=folder, log=log)
         with subprocess.Popen(
@@ -65,7 +65,7 @@ class Criu:
                 started(process.pid)
             _, output = process.communicate()
         if process.returncode != 0:
-            raise failure(action, log, output.decode(errors="replace"))
+            raise failure(action, log, process.returncode, output.decode(errors="replace"))
 
     def command(self, action: str, arguments: Sequence[str], *, folder: Path, log: Path) -> list[str]:
         """The command that `run` runs."""
@@ -73,20 +73,23 @@ class Criu:
         return [self.path, action, *fixed, "--tcp-established", "--file-locks", *arguments]
 
 
-def failure(action: str, log: Path, output: str) -> FreezeError:
+def failure(action: str, log: Path, exit_code: int, output: str = "") -> FreezeError:
     """The error for a CRIU that failed.
 
     Args:
         action: `dump` or `restore`.
         log: its log.
+        exit_code: its exit code; negative for a signal.
         output: what it printed, for the case that there is no log.
     """
+    done = "the processes run on, and no image was made" if action == "dump" else "nothing was restored"
+    if exit_code < 0:
+        return FreezeError(f"CRIU was ended by signal {-exit_code}; {done}", hint="try again")
     try:
         text = log.read_text(errors="replace")
     except OSError:
         text = ""
     reason, hint = explain(text or output)
-    done = "the processes run on, and no image was made" if action == "dump" else "nothing was restored"
     return FreezeError(f"CRIU could not {action} the processes: {reason}; {done}", hint=hint)
 
 

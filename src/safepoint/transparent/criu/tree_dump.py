@@ -3,30 +3,33 @@
 A restored process has the number that it had. If a process of this machine has one of these numbers, the tree is
 restored in a new PID namespace, where all numbers are free. It ends when the first process of the namespace, CRIU, is
 killed.
+
+CRIU does not lock the network, so it leaves no rule of a firewall behind: the caller has stopped both ends of each
+connection between the trees. When a tree is dumped, its processes are still stopped, and when it is restored, too.
 """
 
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import FreezeError, UnsupportedError
-from safepoint.foundation import clock
+from safepoint.foundation.processes import identify
+from safepoint.transparent.criu.gate import RESTORED, RESUMED, Gate
 from safepoint.transparent.criu.program import Criu, failure
-from safepoint.transparent.criu.trees import processes_of
+from safepoint.transparent.criu.trees import processes_of, send
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
-_DONE = "Restore finished successfully"
-_LOOK_S = 0.02
 _PID_FILE = "restored.pid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A process tree that runs again.
+    """A process tree that was restored.
 
     Args:
         pid: the number of its root process on this machine.
@@ -38,35 +41,27 @@ class Restored:
 
 
 def dump(
-    criu: Criu,
-    pid: int,
-    folder: Path,
-    *,
-    log: Path,
-    is_running_after: bool,
-    started: Callable[[int], None] | None = None,
+    criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[int], None] | None = None
 ) -> None:
-    """Write the images of a process tree to `folder`.
+    """Write the images of a stopped process tree to `folder`. The processes stay stopped.
 
     Args:
         criu: the CRIU to use.
         pid: the root process.
         folder: an empty folder.
         log: the file for CRIU's log.
-        is_running_after: whether the processes run on as soon as CRIU has written everything; otherwise they stay
-            stopped (SIGSTOP), so that the caller can end them, or let them run on (SIGCONT).
         started: see `Criu.run`.
 
     Raises:
-        FreezeError: CRIU failed; the processes run on.
+        FreezeError: CRIU failed; the processes are still stopped.
     """
-    after = "--leave-running" if is_running_after else "--leave-stopped"
-    arguments = ["--tree", str(pid), after, *_shell_job(is_outside_led(pid))]
+    session = _shell_job(is_outside_led(pid))
+    arguments = ["--tree", str(pid), "--leave-running", "--network-lock", "skip", *session]
     criu.run("dump", arguments, folder=folder, log=log, started=started)
 
 
-def restore(criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool) -> Restored:
-    """Restore a process tree, and return when it runs.
+class TreeRestore:
+    """A process tree that CRIU restores. First `wait`, then `go_on` or `give_up`.
 
     Args:
         criu: the CRIU to use.
@@ -75,43 +70,87 @@ def restore(criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool
         is_in_session_of_other: whether the tree was dumped from the session of a process outside of it.
 
     Raises:
-        FreezeError: CRIU failed; nothing was restored.
         UnsupportedError: a number is in use, and this machine has no `unshare`.
     """
-    pid_file = folder / _PID_FILE
-    pid_file.unlink(missing_ok=True)
-    arguments = ["--pidfile", str(pid_file), *_shell_job(is_in_session_of_other)]
-    if not _used_numbers(folder):
-        criu.run("restore", [*arguments, "--restore-detached"], folder=folder, log=log)
-        return Restored(pid=int(pid_file.read_text()), in_namespace=False)
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        raise UnsupportedError(
-            "a process of this machine has the number of a process in the image, and the program `unshare`, which "
-            "makes a PID namespace, is not installed; nothing was restored",
-            hint="install util-linux, or end the process",
+
+    def __init__(self, criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool) -> None:
+        self._folder, self._log = folder, log
+        self._numbers = [int(match[1]) for path in folder.iterdir() if (match := _CORE.fullmatch(path.name))]
+        self._in_namespace = any(Path(f"/proc/{number}").exists() for number in self._numbers)
+        namespace: list[str] = []
+        if self._in_namespace:
+            unshare = shutil.which("unshare")
+            if unshare is None:
+                raise UnsupportedError(
+                    "a process of this machine has the number of a process in the image, and the program `unshare`, "
+                    "which makes a PID namespace, is not installed; nothing was restored",
+                    hint="install util-linux, or end the process",
+                )
+            namespace = [unshare, "--pid", "--fork", "--kill-child", "--mount-proc"]
+        self._gate = Gate(folder)
+        self._pid_file.unlink(missing_ok=True)
+        arguments = ["--action-script", str(self._gate.script), *_shell_job(is_in_session_of_other)]
+        if not self._in_namespace:
+            arguments += ["--pidfile", str(self._pid_file), "--restore-detached"]
+        self._process = subprocess.Popen(
+            [*namespace, *criu.command("restore", arguments, folder=folder, log=log)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self._gate.environment},
+            pass_fds=self._gate.inherited,
+            start_new_session=self._in_namespace,
         )
-    namespace = [unshare, "--pid", "--fork", "--kill-child", "--mount-proc"]
-    process = subprocess.Popen(
-        [*namespace, *criu.command("restore", arguments, folder=folder, log=log), "-v4"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while _DONE not in (log.read_text(errors="replace") if log.exists() else ""):
-        if process.poll() is not None:
-            raise failure("restore", log, "")
-        clock.sleep(_LOOK_S)
-    return Restored(pid=_restored_in(process.pid), in_namespace=True)
+        self._identity = identify(self._process.pid)
+        self._gate.started()
 
+    @property
+    def _pid_file(self) -> Path:
+        return self._folder / _PID_FILE
 
-def _restored_in(unshare: int) -> int:
-    """The root of the restored tree: the child of CRIU, which is the child of `unshare`."""
-    tree = processes_of(unshare)
-    if len(tree) < 3:
-        raise FreezeError("the restored processes ended at once", hint="look into the output of the program")
-    return tree[2]
+    def wait(self) -> None:
+        """Wait until all processes exist. None of them runs yet.
+
+        Raises:
+            FreezeError: CRIU failed; call `give_up`.
+        """
+        if not self._gate.wait_for(RESTORED):
+            raise failure("restore", self._log, self._process.wait())
+
+    def go_on(self) -> None:
+        """Let CRIU complete the restore. The next call must be `restored`."""
+        self._gate.open()
+
+    def restored(self) -> Restored:
+        """Wait until the restore is complete. The processes are as they were dumped: stopped.
+
+        Raises:
+            FreezeError: CRIU failed; call `give_up`.
+        """
+        is_complete = self._gate.wait_for(RESUMED)
+        if not is_complete or (not self._in_namespace and self._process.wait() != 0):
+            raise failure("restore", self._log, self._process.wait())
+        self._gate.close()
+        if not self._in_namespace:
+            return Restored(pid=int(self._pid_file.read_text()), in_namespace=False)
+        tree = processes_of(self._process.pid)
+        if len(tree) < 3:  # `unshare`, CRIU, and the root of the tree
+            raise FreezeError("the restored processes ended at once", hint="look into the output of the program")
+        return Restored(pid=tree[2], in_namespace=True)
+
+    def give_up(self) -> None:
+        """End everything that CRIU has restored."""
+        self._gate.close()
+        if self._in_namespace:
+            self._process.kill()
+        self._process.wait()
+        if not self._in_namespace:
+            # What is left if CRIU was killed. These numbers were free when it started.
+            send(signal.SIGKILL, [number for number in self._numbers if self._is_newer(number)])
+
+    def _is_newer(self, number: int) -> bool:
+        found = identify(number)
+        return found is not None and self._identity is not None and found.start_ticks >= self._identity.start_ticks
 
 
 def is_outside_led(pid: int) -> bool:
@@ -124,8 +163,3 @@ def is_outside_led(pid: int) -> bool:
 
 def _shell_job(is_needed: bool) -> list[str]:
     return ["--shell-job"] if is_needed else []
-
-
-def _used_numbers(folder: Path) -> list[int]:
-    numbers = [int(match[1]) for path in folder.iterdir() if (match := _CORE.fullmatch(path.name))]
-    return [number for number in numbers if Path(f"/proc/{number}").exists()]

@@ -1,0 +1,73 @@
+"""Temporary folders of frozen processes, which an image carries along: they may be deleted before the restore.
+
+Each folder becomes a tar archive beside CRIU's files. Only the contents of the folder are in the archive, and it is
+restored only where nothing is: an archive cannot replace a file.
+"""
+
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from safepoint.errors import FreezeError, ImageError
+from safepoint.transparent.images.manifest import MOST_FILE_BYTES
+
+_FOLDER = "safepoint.folder"
+_NAMES = "carried-*.img"
+_RESERVE_BYTES = 1 << 20
+
+
+def carry(folders: Iterable[Path], target: Path) -> None:
+    """Copy folders.
+
+    Args:
+        folders: the folders, which must not change meanwhile.
+        target: the folder of a part, with CRIU's files.
+
+    Raises:
+        FreezeError: a folder has too many bytes.
+        OSError: a file cannot be read or written.
+    """
+    for number, folder in enumerate(folders):
+        path = target / f"carried-{number}.img"
+        headers = {_FOLDER: str(folder.absolute())}
+        with tarfile.open(path, "x", format=tarfile.PAX_FORMAT, pax_headers=headers) as archive:
+            for name in sorted(os.listdir(folder)):
+                archive.add(folder / name, arcname=name)
+        if path.stat().st_size > MOST_FILE_BYTES - _RESERVE_BYTES:
+            raise FreezeError(
+                f"the temporary folder {folder} is too large for an image; the processes run on, and no image was made",
+                hint="let the program write large files to another folder",
+            )
+
+
+def set_down(source: Path) -> list[Path]:
+    """Restore the folders that do not exist any more.
+
+    Args:
+        source: the folder of a part.
+
+    Returns:
+        The folders that were restored.
+
+    Raises:
+        ImageError: an archive is invalid; nothing of it was restored.
+        OSError: a file cannot be written.
+    """
+    restored: list[Path] = []
+    for path in sorted(source.glob(_NAMES)):
+        try:
+            with tarfile.open(path, "r:") as archive:
+                folder = Path(archive.pax_headers.get(_FOLDER, ""))
+                if not folder.is_absolute() or ".." in folder.parts:
+                    raise ImageError(f"{path.name} names no folder; nothing was restored")
+                if not os.path.lexists(folder):
+                    folder.mkdir(0o700)
+                    restored.append(folder)
+                    archive.extractall(folder, filter="data")
+        except tarfile.TarError as error:
+            for folder in restored:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error
+    return restored
