@@ -1,4 +1,4 @@
-"""`safepoint freeze`, `safepoint thaw` and `safepoint images …`: process images in a folder.
+"""`safepoint freeze`, `safepoint thaw` and `safepoint images …`: process images of jobs, and of other processes.
 
 The result goes to stdout: lines, or one JSON document with `--json`. Progress goes to stderr.
 """
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.output import print_answer, table
 from safepoint.errors import ImageError, NothingValidError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
+from safepoint.jobs.model.records import this_user
 from safepoint.transparent.packages import require_packages
 
 if TYPE_CHECKING:
@@ -39,46 +41,88 @@ _Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder with
 
 
 def freeze(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="Name of a job on this machine. The first letters of its name are enough.",
+            autocompletion=complete_job,
+            show_default=False,
+        ),
+    ] = None,
     pid: Annotated[
-        int, typer.Option("--pid", metavar="PID", min=1, help="The process. Those below it belong to it.")
-    ],
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder in which the image is made.")],
+        int | None,
+        typer.Option(
+            "--pid",
+            metavar="PID",
+            min=1,
+            help="A process, instead of a job. Those below it belong to it.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FOLDER",
+            help="The folder in which the image is made.",
+            show_default="for a job, a folder that is deleted with it",
+        ),
+    ] = None,
     leave_running: Annotated[
         bool, typer.Option("--leave-running", help="Let the processes run on. Otherwise they are ended.")
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Freeze a process and all processes below it into an image.
+    """Freeze a job, or a process and all processes below it, into an image.
+
+    All processes of a job are stopped at one moment, on all nodes. A frozen job is suspended: `safepoint thaw` lets
+    it go on in the middle of a step, and `safepoint resume` continues from its newest checkpoint.
 
     The image holds the memory of the processes, with all passwords in it. Only you can read it. Pages of memory that
     are the same in the newest image of the folder are not stored again, so keep the images that `safepoint images
     show` names. If something fails, the processes run on, and there is no image.
 
-    Exit codes: 10 there is no such process; 11 another process writes to the folder; 16 this machine has no CRIU 4.2
-    or newer, or you are not root.
+    Exit codes: 10 there is no such job or process; 11 another process writes to the folder, or the job does not run;
+    16 this machine has no CRIU 4.2 or newer, or you are not root.
     """
+    if (job is None) == (pid is None) or (pid is not None and to is None):
+        raise UsageError("name a job, or a process with --pid PID and --to FOLDER; nothing was frozen")
     from safepoint.transparent.criu.program import find_criu
 
     criu = find_criu()
     require_packages()
     # Not at the top, here and below: without numpy, this module must still be importable.
-    from safepoint.transparent.freeze import freeze_tree
+    from safepoint.jobs.local.job_images import freeze_job, temporary_folders_of
+    from safepoint.transparent.freeze import freeze_trees
     from safepoint.transparent.images.location import ImageLocation
     from safepoint.transparent.images.materialise import raw_bytes
 
-    found = freeze_tree(
-        criu, pid, ImageLocation(to), is_running_after=leave_running, progress=_progress("storing pages", None)
-    )
-    manifest = found.manifest
+    progress = _progress("storing pages", None)
+    if pid is not None and to is not None:
+        found = freeze_trees(
+            criu,
+            [pid],
+            ImageLocation(to),
+            is_running_after=leave_running,
+            carried=temporary_folders_of([pid]),
+            progress=progress,
+        )
+    else:
+        found = freeze_job(
+            criu, job or "", to, is_running_after=leave_running, actor=this_user(), progress=progress
+        )
+    manifest, folder = found.manifest, to or found.folder
+    num_processes = sum(part.num_processes for part in manifest.parts)
     document = {
-        **_document(manifest, to),
+        **_document(manifest, folder),
         "frozen_s": round(found.frozen_s, 3),
         "is_running": leave_running,
         "staged_in": "memory" if found.is_in_memory else "disk",
     }
     after = "they run on" if leave_running else "they were ended"
     lines = [
-        f"{to / manifest.name}: {plural(manifest.parts[0].num_processes, 'process')}, "
+        f"{folder / manifest.name}: {plural(num_processes, 'process')}, "
         f"{format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory; {after}",
         f"frozen for {format_duration(found.frozen_s)}; raw pages were written to {document['staged_in']} first",
     ]
@@ -87,33 +131,66 @@ def freeze(
     print_answer(as_json, document, lines)
 
 
-def thaw(image: _Image, as_json: _Json = False) -> None:
-    """Restore the processes of an image; they go on where they were frozen.
+def thaw(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A job on this machine; or an image, such as images/image-3; or the folder with the images, for the "
+            "newest one.",
+            autocompletion=complete_job,
+        ),
+    ],
+    as_json: _Json = False,
+) -> None:
+    """Restore the processes of a job or of an image; they go on where they were frozen.
+
+    If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
 
     The whole image is checked first. Restoring runs the program in the image: restore only images that you, or people
     whom you trust, have made. If a process of this machine has the number of one in the image, the processes are
     restored in a PID namespace of their own.
 
-    Exit codes: 1 CRIU could not restore the processes; 14 the image is damaged; 16 this machine has no CRIU 4.2 or
-    newer, or you are not root.
+    Exit codes: 1 CRIU could not restore the processes; 10 there is no such job, or it has no image; 11 the job runs,
+    or has no room; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, or you are not root.
     """
     from safepoint.transparent.criu.program import find_criu
 
     criu = find_criu()
     require_packages()
+    from safepoint.jobs.local.job_images import image_of, thaw_job
+    from safepoint.transparent.images.manifest import number_of
     from safepoint.transparent.thaw import thaw_image
 
+    job = None
+    if number_of(Path(target).name) is None and not Path(target).is_dir():
+        job, image = image_of(target)
+    else:
+        image = Path(target)
     location, name = _find(image)
     manifest = location.read(name)
-    restored = thaw_image(criu, location, name, progress=_progress("restoring pages", manifest))
+    progress = _progress("restoring pages", manifest)
+    if job is None:
+        trees = thaw_image(criu, location, name, progress=progress)
+    else:
+        trees = thaw_job(criu, job, actor=this_user(), progress=progress)
     document = {
         "image": str(location.path(name)),
-        "pid": restored.pid,
-        "has_own_namespace": restored.in_namespace,
+        "job": job,
+        "pid": trees[0].pid,
+        "has_own_namespace": trees[0].in_namespace,
         "program": manifest.parts[0].program,
+        "trees": [
+            {"pid": tree.pid, "has_own_namespace": tree.in_namespace, "program": part.program}
+            for tree, part in zip(trees, manifest.parts, strict=True)
+        ],
     }
-    where = " in a PID namespace of its own" if restored.in_namespace else ""
-    print_answer(as_json, document, [f"{name}: {manifest.parts[0].program} runs as process {restored.pid}{where}"])
+    lines = [
+        f"{name}: {printable(part.program)} runs as process {tree.pid}"
+        + (" in a PID namespace of its own" if tree.in_namespace else "")
+        for tree, part in zip(trees, manifest.parts, strict=True)
+    ]
+    print_answer(as_json, document, lines if job is None else [f"job {job} goes on", *lines])
 
 
 @app.command("list")

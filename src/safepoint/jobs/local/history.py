@@ -54,7 +54,11 @@ CREATE TABLE event (
 ) STRICT;
 CREATE INDEX event_by_job ON event (job, id);
 """
-_SCHEMAS = (_FIRST_SCHEMA, "ALTER TABLE job ADD COLUMN target_nodes INTEGER")
+_SCHEMAS = (
+    _FIRST_SCHEMA,
+    "ALTER TABLE job ADD COLUMN target_nodes INTEGER",
+    "ALTER TABLE job ADD COLUMN image TEXT",
+)
 """For each version of the schema, the statements that make it from the previous version.
 
 For a new file, the statements of all versions are executed.
@@ -66,7 +70,8 @@ _OVER = (JobState.COMPLETE, JobState.FAILED)
 _log = logging.getLogger("safepoint")
 _Job = TypeVar("_Job", JobRecord, JobSummary)
 _COLUMNS = (
-    "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes"
+    "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes, "
+    "image"
 )
 
 
@@ -335,6 +340,12 @@ class History:
                 self._change(job.name, "spec = ?", spec.to_json())
                 self._note(job.name, "changed", actor, what)
 
+    def note_image(self, name: str, image: str, *, actor: str) -> None:
+        """Store the newest process image of a job's newest attempt."""
+        with self.transaction():
+            self._change(name, "image = ?", image)
+            self._note(name, "frozen", actor, image)
+
     def forget(self, name: str) -> None:
         """Remove a job from the history; its folder stays."""
         self._query("DELETE FROM job WHERE name = ?", name)
@@ -379,7 +390,7 @@ class History:
             message: the new message, which is shown with the job.
             columns: other columns of the job, with their new values.
         """
-        unknown = columns.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted"}
+        unknown = columns.keys() - {"exit_code", "safe_step", "setbacks", "attempt", "wanted", "image"}
         if unknown:
             raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in columns)
@@ -413,6 +424,12 @@ class History:
             *(clock.utc_now(), outcome, exit_code, name, number),
         )
 
+    def reopen_attempt(self, name: str, number: int) -> None:
+        """Store that an attempt has not ended: its processes were restored."""
+        self._query(
+            "UPDATE attempt SET ended = NULL, outcome = '', exit_code = NULL WHERE job = ? AND number = ?", name, number
+        )
+
     def _change(self, name: str, columns: str, *values: Any) -> None:
         if self._db.execute(f"UPDATE job SET {columns} WHERE name = ?", (*values, name)).rowcount == 0:
             raise NotFoundError(f"there is no job {name} any more")
@@ -440,7 +457,8 @@ def _summary(row: tuple[Any, ...]) -> JobSummary:
 
 
 def _job(row: tuple[Any, ...]) -> JobRecord:
-    name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes = row
+    name, spec, state, wanted, created, changed, message, exit_code, attempt, *others = row
+    safe_step, setbacks, target_nodes, image = others
     with _altered(name):
         for time in (created, changed):
             clock.parse_utc(time)
@@ -457,6 +475,7 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
             safe_step=safe_step,
             setbacks=setbacks,
             target_nodes=target_nodes,
+            image=image,
         )
 
 

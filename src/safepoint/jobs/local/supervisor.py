@@ -24,6 +24,7 @@ from safepoint.jobs.local.attempt.inputs import fetch_inputs, fetched
 from safepoint.jobs.local.attempt.launchers import Launchers, launcher_environment
 from safepoint.jobs.local.attempt.packages import install_packages
 from safepoint.jobs.local.attempt.steps import JobStoppedError
+from safepoint.jobs.local.attempt.thaw_watch import ThawWatch
 from safepoint.jobs.local.history import History, HistoryError
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors
@@ -61,6 +62,7 @@ class Supervisor:
         self._folder = job_folder(name)
         self._actor = f"supervisor {os.getpid()}"
         self._launchers: Launchers | None = None
+        self._cause = ""
         self.was_asked_to_leave = False
         self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
@@ -167,7 +169,7 @@ class Supervisor:
 
     def _take(self, job: JobRecord) -> None:
         state = JobState.RUNNING if job.attempt == 0 else JobState.RESUMING
-        self._history.become(self._name, state, actor=self._actor, attempt=job.attempt + 1)
+        self._history.become(self._name, state, actor=self._actor, attempt=job.attempt + 1, image=None)
         self._history.begin_attempt(self._name, job.attempt + 1, job.spec.num_nodes)
 
     def _start(self) -> Launchers | None:
@@ -260,6 +262,7 @@ class Supervisor:
     def _watch(self, launchers: Launchers) -> None:
         """Carry out requests until all launchers have ended."""
         began_s, earlier = clock.monotonic_s(), rank_reports.newest_report(self._folder)
+        watch = ThawWatch(self._folder) if self._job.is_thawed else None
         while launchers.are_alive:
             job = self._job
             # If the state is SUSPENDING although RUN is requested, the job was resumed, but the suspension completes
@@ -270,15 +273,19 @@ class Supervisor:
                     cause = f"scaled to {job.target_nodes} nodes" if is_scaled else str(job.wanted)
                     self._history.become(self._name, JobState.SUSPENDING, actor=self._actor, cause=cause)
                 launchers.ask_to_stop()
-            elif job.state is JobState.RESUMING and self._has_resumed(began_s, earlier):
-                self._history.become(self._name, JobState.RUNNING, actor=self._actor)
+            elif job.state is JobState.RESUMING:
+                if self._has_resumed(began_s, earlier, is_watched=watch is not None and watch.limit_s is not None):
+                    self._history.become(self._name, JobState.RUNNING, actor=self._actor)
+                elif watch is not None and watch.is_stuck():
+                    self._cause = watch.cause
+                    launchers.kill()
             launchers.enforce()
             self._start_missing_supervisors()
             clock.sleep(_POLL_S)
 
-    def _has_resumed(self, began_s: float, earlier: tuple[int, int] | None) -> bool:
+    def _has_resumed(self, began_s: float, earlier: tuple[int, int] | None, *, is_watched: bool) -> bool:
         has_reported = rank_reports.newest_report(self._folder) != earlier
-        return has_reported or clock.monotonic_s() - began_s >= _SILENT_START_S
+        return has_reported or (not is_watched and clock.monotonic_s() - began_s >= _SILENT_START_S)
 
     def _conclude(self, launchers: Launchers) -> None:
         """Store the end of the attempt and the new state of the job."""
@@ -298,7 +305,10 @@ class Supervisor:
                 has_progressed=safe is not None and safe > (job.safe_step or 0),
                 setbacks=job.setbacks,
                 early_end="" if progress is None else progress.early_end,
+                image=job.image,
+                cause=self._cause,
             )
+            self._cause = ""
             columns: dict[str, Any] = {
                 "exit_code": outcome.exit_code,
                 "safe_step": safe,

@@ -46,6 +46,8 @@ def conclude(
     has_progressed: bool,
     setbacks: int,
     early_end: str = "",
+    image: str | None = None,
+    cause: str = "",
 ) -> Outcome:
     """Decide the state of a job whose launchers have all ended.
 
@@ -57,6 +59,8 @@ def conclude(
         has_progressed: whether this attempt committed a later step than the one it began with.
         setbacks: interruptions without progress before this one.
         early_end: see `Progress.early_end`.
+        image: the newest process image of the attempt; None if there is none.
+        cause: why Safepoint has killed the launchers, as what the job did; empty if it has not.
     """
     if all(code == ExitCode.OK for code in exit_codes):
         return Outcome(state=JobState.COMPLETE, exit_code=0, message=early_end)
@@ -70,6 +74,8 @@ def conclude(
     what_is_saved = without_step if safe_step is None else f"step {safe_step} is saved"
     if missing_in and safe_step is not None:
         what_is_saved += f" on this machine only; when the job resumes, it is uploaded to {missing_in}"
+    if wanted is RequestedAction.FREEZE and not saved and image is not None:
+        return Outcome(state=JobState.SUSPENDED, exit_code=code, message=f"frozen in {image}; {what_is_saved}")
     if was_asked:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         message = what_is_saved if saved else f"it was stopped without a save; {what_is_saved}"
@@ -77,7 +83,7 @@ def conclude(
             message += "; the upload to the object store is not complete"
         return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
     setbacks = 0 if has_progressed else setbacks
-    what = "was interrupted from outside" if None not in exit_codes else "was killed"
+    what = cause or ("was interrupted from outside" if None not in exit_codes else "was killed")
     if setbacks >= MAX_SETBACKS:
         message = f"it {what} {setbacks + 1} times without progress; {what_is_saved}"
         return Outcome(state=JobState.FAILED, exit_code=code, message=message, setbacks=setbacks)

@@ -22,6 +22,8 @@ class RequestedAction(enum.StrEnum):
     RUN = "run"
     SUSPEND = "suspend"
     PREEMPT = "preempt"
+    FREEZE = "freeze"
+    """The processes are in an image and end now."""
     DELETE = "delete"
 
 
@@ -42,6 +44,7 @@ class JobRecord:
         safe_step: the newest step known to be committed.
         setbacks: consecutive interruptions from outside without progress.
         target_nodes: a number of nodes that was requested and is not in effect yet; None if no number was requested.
+        image: the newest process image of its newest attempt, absolute; None if there is none.
     """
 
     name: str
@@ -56,6 +59,7 @@ class JobRecord:
     safe_step: int | None = None
     setbacks: int = 0
     target_nodes: int | None = None
+    image: str | None = None
 
     @property
     def needs_supervisor(self) -> bool:
@@ -73,6 +77,11 @@ class JobRecord:
     def can_resume(self) -> bool:
         """Whether `resume` can continue the job: True for a suspended or a failed job."""
         return self.state in {JobState.SUSPENDED, JobState.FAILED}
+
+    @property
+    def is_thawed(self) -> bool:
+        """Whether its processes were restored from an image, and have reported no progress yet."""
+        return self.state is JobState.RESUMING and self.image is not None
 
     @property
     def was_saved(self) -> bool:
@@ -116,6 +125,7 @@ class JobRecord:
             "priority": spec.priority,
             "grace_s": spec.settings.grace_s,
             "changed": self.changed,
+            "image": self.image,
         }
 
 

@@ -131,6 +131,10 @@ class Launchers:
         self._nodes.append(record)
         return record
 
+    def readopt(self) -> None:
+        """Make place for the exit codes of launchers that were restored."""
+        self._plan_file(0).parent.mkdir(parents=True, exist_ok=True)
+
     def _plan_file(self, node: int) -> Path:
         return self._folder / f"attempt-{self._attempt}" / f"node-{node}.json"
 

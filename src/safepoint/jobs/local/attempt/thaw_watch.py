@@ -1,0 +1,78 @@
+"""Looks whether a job makes progress after its processes were restored from an image.
+
+Processes that were restored may live and wait for ever. So only progress counts, in the time that the pace of the job
+before the freeze suggests.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from safepoint.foundation import clock, processes
+from safepoint.foundation.units import format_duration
+from safepoint.jobs.local.attempt import rank_reports
+from safepoint.progress.record import Progress, State
+
+_LEAST_S = 30.0
+_NUM_STEPS = 10
+_BUSY = 0.1
+"""A job that evaluates or saves reports no step. It is stuck if it uses less than this share of a processor."""
+
+
+def limit_after(progress: Progress | None) -> float | None:
+    """How long a job may take until its first report of progress, in seconds; None if its pace is not known.
+
+    Args:
+        progress: its last report before the freeze.
+    """
+    if progress is None or progress.step_s is None:
+        return None
+    return max(_LEAST_S, _NUM_STEPS * (progress.step_s + progress.pause_s))
+
+
+class ThawWatch:
+    """Watches one job, from now on.
+
+    Args:
+        folder: the folder of the job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        progress = rank_reports.progress(folder)
+        self._is_training = progress is None or progress.state is State.TRAINING
+        self._report = rank_reports.newest_report(folder)
+        self.limit_s = limit_after(progress)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begun_s = clock.monotonic_s()
+        self._used_s = _processor_time_of(self._folder)
+
+    def is_stuck(self) -> bool:
+        """Whether the job has made no progress within its limit. Never, if its pace is not known."""
+        passed_s = clock.monotonic_s() - self._begun_s
+        if self.limit_s is None or passed_s < self.limit_s:
+            return False
+        if rank_reports.newest_report(self._folder) != self._report:
+            return False
+        if not self._is_training and _processor_time_of(self._folder) - self._used_s >= _BUSY * passed_s:
+            self._begin()
+            return False
+        return True
+
+    @property
+    def cause(self) -> str:
+        """Why the job is stuck, as what it did."""
+        limit = format_duration(self.limit_s or 0.0)
+        return f"made no progress within {limit} after it was restored from an image, and was ended"
+
+
+def _processor_time_of(folder: Path) -> float:
+    """The processor time of all processes of a job, in seconds."""
+    ticks = 0
+    for pid in processes.processes_of(folder):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

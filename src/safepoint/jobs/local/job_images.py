@@ -1,0 +1,256 @@
+"""Freezes a job of this machine into a process image, and restores its processes.
+
+The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended:
+`thaw` lets its processes go on in the middle of a step, and `resume` continues from the newest checkpoint.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safepoint.errors import ConflictError, FreezeError, NotFoundError
+from safepoint.foundation import clock, processes
+from safepoint.foundation.files import FolderLock
+from safepoint.jobs.local import slots
+from safepoint.jobs.local.attempt.launchers import Launchers
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import job_folder, supervisor_lock
+from safepoint.jobs.local.supervisor_start import start_supervisor
+from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
+from safepoint.jobs.model.states import JobState
+from safepoint.training.outcome.launcher_folder import running_launchers
+from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.trees import name_of, processes_of
+
+if TYPE_CHECKING:
+    from safepoint.transparent.freeze import Frozen
+    from safepoint.transparent.images.manifest import ImageManifest
+    from safepoint.transparent.thaw import Restored
+
+_IMAGES = "images"
+_EXITS_WITHIN_S = 15.0
+_POLL_S = 0.1
+_FREEZABLE = (JobState.RUNNING, JobState.RESUMING)
+
+
+def freeze_job(
+    criu: Criu,
+    name: str,
+    folder: Path | None,
+    *,
+    is_running_after: bool,
+    actor: str,
+    progress: Callable[[int], None] | None = None,
+) -> "Frozen":
+    """Make an image of all processes of a job.
+
+    Args:
+        criu: the CRIU to use.
+        name: the name of the job, or its first letters.
+        folder: the folder for the image; None for a folder that is deleted with the job.
+        is_running_after: whether the job runs on; otherwise it is suspended.
+        actor: the user or program that requests it.
+        progress: called with the number of bytes of pages stored since the last call.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: the job does not run, or something else was requested meanwhile; then it runs on.
+        FreezeError, SafepointError, OSError: it could not be frozen, and runs on.
+    """
+    from safepoint.transparent.freeze import freeze_trees
+    from safepoint.transparent.images.location import ImageLocation
+
+    with History() as history:
+        job = history.job(name)
+        roots = _launchers_of(history, job)
+        location = ImageLocation(folder or job_folder(job.name) / _IMAGES)
+
+        def note(manifest: "ImageManifest") -> None:
+            image = location.path(manifest.name)
+            with history.transaction():
+                now = history.find(job.name)
+                if now is None or _roots_of(history, now) != roots or now.is_to_stop:
+                    raise ConflictError(
+                        f"job {job.name} was changed while it was frozen; it runs on, and {image} was made",
+                        hint=f"see `safepoint events {job.name}`",
+                    )
+                history.note_image(job.name, str(image), actor=actor)
+                if not is_running_after:
+                    history.request(job.name, RequestedAction.FREEZE, actor=actor)
+
+        frozen = freeze_trees(
+            criu,
+            roots,
+            location,
+            is_running_after=is_running_after,
+            carried=temporary_folders_of(roots),
+            before_end=note,
+            progress=progress,
+        )
+        if is_running_after:
+            note(frozen.manifest)
+        return frozen
+
+
+def image_of(name: str) -> tuple[str, Path]:
+    """The full name of a job that can be thawed, and its image.
+
+    Args:
+        name: the name of the job, or its first letters.
+
+    Raises:
+        NotFoundError: there is no such job, or its newest attempt has no image.
+        ConflictError: the job is active or complete.
+    """
+    with History() as history:
+        job = history.job(name)
+        return job.name, Path(_image_of(job))
+
+
+def thaw_job(
+    criu: Criu, name: str, *, actor: str, progress: Callable[[int], None] | None = None
+) -> "list[Restored]":
+    """Restore the processes of a job from its newest image. Its supervisor watches whether they make progress.
+
+    Args:
+        criu: the CRIU to use.
+        name: the name of the job, or its first letters.
+        actor: the user or program that requests it.
+        progress: called with the number of bytes of pages restored since the last call.
+
+    Raises:
+        NotFoundError: there is no such job, or its newest attempt has no image.
+        ConflictError: the job is active or complete, or its slots are taken.
+        SafepointError, OSError: the processes could not be restored; the job is as it was.
+    """
+    from safepoint.transparent.images.location import ImageLocation
+    from safepoint.transparent.thaw import thaw_image
+
+    with History() as history:
+        job = history.job(name)
+        image = Path(_image_of(job))
+        with _without_supervisor(job):
+            _refuse_full(history, job)
+
+            def note(restored: "Sequence[Restored]") -> None:
+                with history.transaction():
+                    now = history.job(job.name)
+                    if now != job:
+                        raise ConflictError(
+                            f"job {job.name} was changed while it was restored; the restored processes were ended",
+                            hint=f"see `safepoint status {job.name}`",
+                        )
+                    _refuse_full(history, job)
+                    before = history.nodes(job.name, job.attempt)
+                    for node, one in zip(before, restored, strict=True):
+                        history.add_node(job.name, job.attempt, _again(node, one.pid))
+                    history.reopen_attempt(job.name, job.attempt)
+                    history.become(
+                        job.name,
+                        JobState.RESUMING,
+                        actor=actor,
+                        message=f"restored from {image}",
+                        wanted=RequestedAction.RUN,
+                        exit_code=None,
+                    )
+                    Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
+
+            restored = thaw_image(
+                criu, ImageLocation(image.parent), image.name, before_start=note, progress=progress
+            )
+        start_supervisor(job.name)
+        return restored
+
+
+def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
+    """The temporary folders of the launchers in process trees, by the root of the tree.
+
+    Args:
+        roots: the root processes.
+    """
+    launchers = running_launchers()
+    return {
+        root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [processes_of(root)]
+    }
+
+
+def _launchers_of(history: History, job: JobRecord) -> list[int]:
+    """The launchers of a job that can be frozen, by node."""
+    if job.state not in _FREEZABLE or job.is_to_stop:
+        raise ConflictError(
+            f"job {job.name} is {job.state}, and only a running job can be frozen; nothing was frozen",
+            hint=f"see `safepoint status {job.name}`",
+        )
+    roots = _roots_of(history, job)
+    if len(roots) != job.num_nodes:
+        raise ConflictError(f"job {job.name} is starting; nothing was frozen", hint="try again in a few seconds")
+    everything = processes.processes_of(job_folder(job.name))
+    trees = {pid for root in roots for pid in processes_of(root)}
+    for pid in everything:
+        if pid not in trees and processes_of(pid):
+            raise FreezeError(
+                f"process {pid} ({name_of(pid)}) of job {job.name} is not below a launcher; nothing was frozen",
+                hint="wait until it has ended, or end it",
+            )
+    return roots
+
+
+def _roots_of(history: History, job: JobRecord) -> list[int]:
+    nodes = history.nodes(job.name, job.attempt)
+    return [node.process.pid for node in nodes if node.process.is_alive]
+
+
+def _image_of(job: JobRecord) -> str:
+    if job.state.is_active or job.state is JobState.COMPLETE:
+        raise ConflictError(
+            f"job {job.name} is {job.state}; nothing was restored", hint=f"see `safepoint status {job.name}`"
+        )
+    if job.image is None:
+        raise NotFoundError(
+            f"the newest attempt of job {job.name} has no process image; nothing was restored",
+            hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
+        )
+    return job.image
+
+
+def _refuse_full(history: History, job: JobRecord) -> None:
+    """Raise ConflictError if other jobs have the slots."""
+    others = [other for other in history.jobs(slots.CONCERNED) if other.name != job.name]
+    admission = slots.admit(job.name, [*others, job], slots.count_slots())
+    if not admission.may_start:
+        raise ConflictError(
+            f"job {job.name} cannot run now, because it waits for {admission.waits_for}; nothing was restored",
+            hint="suspend another job, or try again later",
+        )
+
+
+def _again(node: NodeRecord, pid: int) -> NodeRecord:
+    identity = processes.identify(pid)
+    if identity is None:
+        raise FreezeError(
+            f"the restored launcher of node {node.node} ended at once", hint="look into the output of the job"
+        )
+    return NodeRecord(node=node.node, process=identity, gpus=node.gpus)
+
+
+@contextlib.contextmanager
+def _without_supervisor(job: JobRecord) -> Generator[None]:
+    """Hold the lock of the job's supervisor, so that none can start."""
+    deadline_s = clock.monotonic_s() + _EXITS_WITHIN_S
+    while True:
+        try:
+            lock = FolderLock.acquire(supervisor_lock(job.name), {"pid": os.getpid()})
+            break
+        except BlockingIOError as error:
+            if clock.monotonic_s() >= deadline_s:
+                raise ConflictError(
+                    f"another command uses job {job.name}; nothing was restored", hint="try again later"
+                ) from error
+            clock.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
