@@ -116,9 +116,7 @@ def freeze_trees(
         if not is_running_after:
             send(signal.SIGKILL, stopped)
         guard.release()
-    return Frozen(
-        manifest=manifest, folder=location.folder, frozen_s=frozen_s, is_in_memory=stage.is_in_memory
-    )
+    return Frozen(manifest=manifest, folder=location.folder, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)
 
 
 def _tree_of(root: int) -> list[int]:

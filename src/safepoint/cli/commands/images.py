@@ -109,9 +109,7 @@ def freeze(
             progress=progress,
         )
     else:
-        found = freeze_job(
-            criu, job or "", to, is_running_after=leave_running, actor=this_user(), progress=progress
-        )
+        found = freeze_job(criu, job or "", to, is_running_after=leave_running, actor=this_user(), progress=progress)
     manifest, folder = found.manifest, to or found.folder
     num_processes = sum(part.num_processes for part in manifest.parts)
     document = {

@@ -427,7 +427,9 @@ class History:
     def reopen_attempt(self, name: str, number: int) -> None:
         """Store that an attempt has not ended: its processes were restored."""
         self._query(
-            "UPDATE attempt SET ended = NULL, outcome = '', exit_code = NULL WHERE job = ? AND number = ?", name, number
+            "UPDATE attempt SET ended = NULL, outcome = '', exit_code = NULL WHERE job = ? AND number = ?",
+            name,
+            number,
         )
 
     def _change(self, name: str, columns: str, *values: Any) -> None:

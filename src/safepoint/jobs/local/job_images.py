@@ -16,6 +16,7 @@ from safepoint.foundation.files import FolderLock
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
@@ -91,7 +92,10 @@ def freeze_job(
         )
         if is_running_after:
             note(frozen.manifest)
-        return frozen
+            return frozen
+    with LocalJobs(actor=actor) as jobs:
+        jobs.wait(job.name, [JobState.SUSPENDED], timeout_s=_EXITS_WITHIN_S)
+    return frozen
 
 
 def image_of(name: str) -> tuple[str, Path]:
@@ -109,9 +113,7 @@ def image_of(name: str) -> tuple[str, Path]:
         return job.name, Path(_image_of(job))
 
 
-def thaw_job(
-    criu: Criu, name: str, *, actor: str, progress: Callable[[int], None] | None = None
-) -> "list[Restored]":
+def thaw_job(criu: Criu, name: str, *, actor: str, progress: Callable[[int], None] | None = None) -> "list[Restored]":
     """Restore the processes of a job from its newest image. Its supervisor watches whether they make progress.
 
     Args:
@@ -157,9 +159,7 @@ def thaw_job(
                     )
                     Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
 
-            restored = thaw_image(
-                criu, ImageLocation(image.parent), image.name, before_start=note, progress=progress
-            )
+            restored = thaw_image(criu, ImageLocation(image.parent), image.name, before_start=note, progress=progress)
         start_supervisor(job.name)
         return restored
 

@@ -1,7 +1,7 @@
 """Stops all processes of several trees, so that all of them are dumped as they are at one moment.
 
-The processes are stopped with SIGSTOP, not by CRIU. So they stay stopped when CRIU has dumped them, and no CRIU has to
-wait for another one. If anything fails, SIGCONT is enough to undo it.
+The processes are stopped with SIGSTOP, not by CRIU. So they stay stopped when CRIU has dumped them, and no CRIU has
+to wait for another one. If anything fails, SIGCONT is enough to undo it.
 """
 
 import contextlib
@@ -55,17 +55,18 @@ def stop_trees(
                 stopped.append(pid)
                 send(signal.SIGSTOP, [pid])
             if clock.monotonic_s() >= deadline_s:
-                names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in moving[:3] or new[:3])
-                raise FreezeError(
-                    f"process {names} did not stop within {within_s:.0f} s; the processes run on, and no image was "
-                    "made",
-                    hint="it may wait for a file server or a device; try again later",
-                )
+                break
             if not new:
                 clock.sleep(_LOOK_S)
     except BaseException:
         send(signal.SIGCONT, stopped)
         raise
+    send(signal.SIGCONT, stopped)
+    names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in (moving or new)[:3])
+    raise FreezeError(
+        f"process {names} did not stop within {within_s:.0f} s; the processes run on, and no image was made",
+        hint="it may wait for a file server or a device; try again later",
+    )
 
 
 def refuse_stopped(pids: Iterable[int], proc: Path = Path("/proc")) -> None:

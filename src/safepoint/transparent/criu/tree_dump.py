@@ -40,9 +40,7 @@ class Restored:
     in_namespace: bool
 
 
-def dump(
-    criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[int], None] | None = None
-) -> None:
+def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[int], None] | None = None) -> None:
     """Write the images of a stopped process tree to `folder`. The processes stay stopped.
 
     Args:
