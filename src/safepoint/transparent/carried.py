@@ -37,7 +37,8 @@ def carry(folders: Iterable[Path], target: Path) -> None:
                 archive.add(folder / name, arcname=name)
         if path.stat().st_size > MOST_FILE_BYTES - _RESERVE_BYTES:
             raise FreezeError(
-                f"the temporary folder {folder} is too large for an image; the processes run on, and no image was made",
+                f"the temporary folder {folder} is too large for an image; the processes run on, and no image was "
+                "made",
                 hint="let the program write large files to another folder",
             )
 

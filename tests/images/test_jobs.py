@@ -1,0 +1,163 @@
+"""Jobs of this machine: frozen in the middle of a step, restored, and equal to a job that was never frozen."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from safepoint.foundation.processes import processes_of
+from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.states import JobState
+from safepoint.transparent.criu.program import VARIABLE
+from tests.support.commands import safepoint
+from tests.support.criu import PROGRAM
+from tests.support.equality import finals, same
+from tests.support.jobs_local import Place, jobs_in
+from tests.support.patience import PATIENCE
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with jobs_in(tmp_path) as place:
+        if PROGRAM.exists():
+            os.environ[VARIABLE] = str(PROGRAM)
+        yield place
+
+
+def states(name: str) -> list[str]:
+    """The states of the job, in order."""
+    names = {str(state).lower() for state in JobState}
+    with History() as history:
+        return [event.name for event in history.events(name) if event.name in names]
+
+
+def assert_equal(place: Place, name: str, reference: str, num_ranks: int) -> None:
+    for rank in range(num_ranks):
+        ours, theirs = (finals(place.output(one), num_ranks)[rank] for one in (name, reference))
+        assert same(ours, theirs), f"rank {rank} differs"
+
+
+def marks(place: Place, name: str, rank: int = 0) -> list[str]:
+    return (place.output(name) / f"marks-{rank}").read_text().splitlines()
+
+
+SHAPES = [
+    pytest.param({"ranks_per_node": 2}, id="one launcher with two ranks"),
+    pytest.param({"num_nodes": 2}, id="two launchers as two nodes"),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_job_goes_on_in_the_middle_of_a_step(place: Place, shape: dict[str, int]) -> None:
+    """DDP over gloo. Each step begins once, so nothing is repeated; the results are equal, bit for bit."""
+    place.jobs.submit(place.training("reference", "--step-ms", "0", **shape))
+    place.complete("reference")
+    place.jobs.submit(place.training("frozen", "--step-ms", "400", **shape))
+    place.wait_for_mark("frozen", 4)
+    outcome = safepoint("freeze", "frozen", "--json")
+    assert outcome.code == 0, outcome.stderr + place.story("frozen")
+    job = place.jobs.job("frozen")
+    assert job.state is JobState.SUSPENDED
+    assert job.image == outcome.document["path"]
+    assert processes_of(job_folder("frozen")) == []
+    before = marks(place, "frozen")
+    assert len(before) < 18
+    outcome = safepoint("thaw", "frozen", "--json")
+    assert outcome.code == 0, outcome.stderr + place.story("frozen")
+    assert len(outcome.document["trees"]) == shape.get("num_nodes", 1)
+    assert place.complete("frozen").attempt == 1
+    for rank in range(2):
+        assert marks(place, "frozen", rank) == [f"train {step}" for step in range(18)]
+    assert_equal(place, "frozen", "reference", 2)
+    assert states("frozen")[-4:] == ["suspended", "resuming", "running", "complete"]
+
+
+def test_a_job_that_runs_on(place: Place) -> None:
+    """It is not changed; later, after it was killed, it goes on from the image or from its newest checkpoint."""
+    place.jobs.submit(place.training("job", "--step-ms", "200", num_nodes=2))
+    place.wait_for_mark("job", 2)
+    for number in (1, 2):
+        outcome = safepoint("freeze", "job", "--leave-running", "--json")
+        assert outcome.code == 0, outcome.stderr + place.story("job")
+        assert outcome.document["name"] == f"image-{number}"
+    assert place.jobs.job("job").state is JobState.RUNNING
+    assert place.complete("job").attempt == 1
+    assert marks(place, "job") == [f"train {step}" for step in range(18)]
+    assert safepoint("thaw", "job").code == 11  # it is complete
+
+
+def test_a_frozen_job_resumes_from_its_checkpoint(place: Place) -> None:
+    """`resume` instead of `thaw`; the image does not count any more."""
+    place.jobs.submit(place.training("reference", "--step-ms", "0"))
+    place.complete("reference")
+    place.jobs.submit(place.training("job", "--save-steps", "2"))
+    place.wait_for_saved("job")
+    assert safepoint("freeze", "job").code == 0, place.story("job")
+    assert safepoint("resume", "job").code == 0
+    assert place.complete("job").attempt == 2
+    assert_equal(place, "job", "reference", 1)
+    assert place.jobs.job("job").image is None
+
+
+def test_a_job_without_progress_continues_from_its_checkpoint(place: Place) -> None:
+    """A rank that is stopped as soon as it was restored makes no progress. The supervisor says so, and ends it."""
+    place.jobs.submit(place.training("reference", "--step-ms", "0"))
+    place.complete("reference")
+    place.jobs.submit(place.training("stuck", "--save-steps", "2"))
+    place.wait_for_saved("stuck")
+    assert safepoint("freeze", "stuck").code == 0, place.story("stuck")
+    assert safepoint("thaw", "stuck").code == 0, place.story("stuck")
+    for pid in place.processes("stuck", "rank"):
+        os.kill(pid, signal.SIGSTOP)
+    assert place.complete("stuck", timeout_s=200).attempt == 2
+    assert_equal(place, "stuck", "reference", 1)
+    [first, _] = place.jobs.attempts("stuck")
+    assert "no progress" in first.outcome
+
+
+@pytest.mark.parametrize("victim", ["coordinator", "criu", "launcher"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_after_a_kill_the_job_runs_on_or_has_an_image(place: Place, shape: dict[str, int], victim: str) -> None:
+    """Killed while CRIU runs. Nothing stays stopped, and the result is the same."""
+    place.jobs.submit(place.training("reference", "--step-ms", "0", **shape))
+    place.complete("reference")
+    place.jobs.submit(place.training("job", "--step-ms", "400", "--save-steps", "2", **shape))
+    place.wait_for_saved("job")
+    images = job_folder("job") / "images"
+    command = [sys.executable, "-m", "safepoint.cli.main", "freeze", "job", "--leave-running"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    deadline_s = time.monotonic() + 30 * PATIENCE
+    while not list((images / ".safepoint" / "images").glob("criu-dump-*.log")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    if victim == "coordinator":
+        process.kill()
+    elif victim == "launcher":
+        os.kill(place.launchers("job")[-1], signal.SIGKILL)
+    else:
+        for pid in _criu_below(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.wait()
+    job = place.complete("job")
+    assert job.attempt <= (2 if victim == "launcher" else 1), place.story("job")
+    assert_equal(place, "job", "reference", 2)
+
+
+def _criu_below(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == pid and b"criu" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
