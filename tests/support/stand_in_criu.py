@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from tests.support.criu_images import dump
 from safepoint.transparent.criu.trees import processes_of
+from tests.support.criu_images import dump
 
 ARGUMENTS = dict(zip(sys.argv[2:], [*sys.argv[3:], ""], strict=True))
 FOLDER = Path(ARGUMENTS.get("--images-dir", "."))
