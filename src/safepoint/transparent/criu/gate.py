@@ -1,74 +1,55 @@
 """Holds CRIU at the point of a restore where all processes of a tree exist and none runs, until a word is given.
 
 A connection between two trees survives only if both ends exist before one of them sends anything. CRIU runs a script
-at this point, which waits at a pipe. If Safepoint ends meanwhile, the kernel closes the pipe, the script fails, and
-CRIU ends what it has restored.
+at this point, which waits for a lock. If Safepoint ends meanwhile, the kernel releases the lock, the script finds no
+word, and CRIU ends what it has restored. CRIU closes all descriptors that it inherits, so a pipe would not do.
 """
 
-import contextlib
+import fcntl
 import os
 from pathlib import Path
 
 _SCRIPT = """#!/bin/sh
+folder=${0%/*}
 case $CRTOOLS_SCRIPT_ACTION in
-  post-restore)
-    echo restored >"/proc/self/fd/$SAFEPOINT_ANSWER"
-    read -r word <"/proc/self/fd/$SAFEPOINT_GATE" && [ "$word" = go ]
-    ;;
-  post-resume) echo resumed >"/proc/self/fd/$SAFEPOINT_ANSWER" ;;
+  post-restore) : >"$folder/restored" && flock --shared "$folder/gate" true && [ -e "$folder/go" ] ;;
+  post-resume) : >"$folder/resumed" ;;
 esac
 """
-RESTORED, RESUMED = "restored", "resumed"
 
 
 class Gate:
     """The gate of one restore.
 
     Args:
-        folder: a folder for the script.
+        folder: an existing folder for it, which is empty.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.script = folder / "gate.sh"
         self.script.write_text(_SCRIPT)
         self.script.chmod(0o700)
-        self._gate, self._opener = os.pipe()
-        answers, self._answer = os.pipe()
-        self._answers = open(answers, encoding="ascii", errors="replace")  # noqa: SIM115  closed by `close`
+        self._lock = os.open(folder / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     @property
-    def inherited(self) -> tuple[int, ...]:
-        """The descriptors that CRIU has to inherit."""
-        return self._gate, self._answer
+    def is_reached(self) -> bool:
+        """Whether all processes exist, and CRIU waits."""
+        return (self._folder / "restored").exists()
 
     @property
-    def environment(self) -> dict[str, str]:
-        """The variables that CRIU has to inherit."""
-        return {"SAFEPOINT_GATE": str(self._gate), "SAFEPOINT_ANSWER": str(self._answer)}
-
-    def started(self) -> None:
-        """CRIU has inherited its ends of the pipes, so this process closes them, and notices when CRIU ends."""
-        os.close(self._gate)
-        os.close(self._answer)
-        self._gate = self._answer = -1
-
-    def wait_for(self, answer: str) -> bool:
-        """Wait until CRIU has come to a point; False if it has ended before.
-
-        Args:
-            answer: RESTORED or RESUMED.
-        """
-        return self._answers.readline().strip() == answer
+    def is_passed(self) -> bool:
+        """Whether CRIU has completed the restore."""
+        return (self._folder / "resumed").exists()
 
     def open(self) -> None:
-        """Let the processes run."""
-        with contextlib.suppress(BrokenPipeError):  # CRIU has ended, which `wait_for` reports
-            os.write(self._opener, b"go\n")
+        """Let CRIU go on."""
+        (self._folder / "go").touch()
+        self.close()
 
     def close(self) -> None:
-        """Close the pipes. If the gate was not opened, CRIU ends what it has restored."""
-        for descriptor in (self._gate, self._answer, self._opener):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._gate = self._answer = self._opener = -1
-        self._answers.close()
+        """Release the lock. If the gate was not opened, CRIU ends what it has restored."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

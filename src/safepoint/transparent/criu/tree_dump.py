@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import FreezeError, UnsupportedError
+from safepoint.foundation import clock
 from safepoint.foundation.processes import identify
-from safepoint.transparent.criu.gate import RESTORED, RESUMED, Gate
+from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.program import Criu, failure
 from safepoint.transparent.criu.trees import processes_of, send
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
 _PID_FILE = "restored.pid"
+_LOOK_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +70,23 @@ class TreeRestore:
         is_in_session_of_other: whether the tree was dumped from the session of a process outside of it.
 
     Raises:
-        UnsupportedError: a number is in use, and this machine has no `unshare`.
+        UnsupportedError: this machine lacks a program of util-linux.
     """
 
     def __init__(self, criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool) -> None:
         self._folder, self._log = folder, log
         self._numbers = [int(match[1]) for path in folder.iterdir() if (match := _CORE.fullmatch(path.name))]
         self._in_namespace = any(Path(f"/proc/{number}").exists() for number in self._numbers)
-        namespace: list[str] = []
-        if self._in_namespace:
-            unshare = shutil.which("unshare")
-            if unshare is None:
+        for program in ("flock", "unshare") if self._in_namespace else ("flock",):
+            if shutil.which(program) is None:
                 raise UnsupportedError(
-                    "a process of this machine has the number of a process in the image, and the program `unshare`, "
-                    "which makes a PID namespace, is not installed; nothing was restored",
-                    hint="install util-linux, or end the process",
+                    f"the program `{program}`, which a restore needs, is not installed; nothing was restored",
+                    hint="install util-linux",
                 )
-            namespace = [unshare, "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._gate = Gate(folder)
+        namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] if self._in_namespace else []
+        gate = folder / "gate"
+        gate.mkdir(0o700)
+        self._gate = Gate(gate)
         self._pid_file.unlink(missing_ok=True)
         arguments = ["--action-script", str(self._gate.script), *_shell_job(is_in_session_of_other)]
         if not self._in_namespace:
@@ -95,12 +96,9 @@ class TreeRestore:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **self._gate.environment},
-            pass_fds=self._gate.inherited,
             start_new_session=self._in_namespace,
         )
         self._identity = identify(self._process.pid)
-        self._gate.started()
 
     @property
     def _pid_file(self) -> Path:
@@ -112,8 +110,8 @@ class TreeRestore:
         Raises:
             FreezeError: CRIU failed; call `give_up`.
         """
-        if not self._gate.wait_for(RESTORED):
-            raise failure("restore", self._log, self._process.wait())
+        while not self._gate.is_reached:
+            self._look()
 
     def go_on(self) -> None:
         """Let CRIU complete the restore. The next call must be `restored`."""
@@ -125,16 +123,27 @@ class TreeRestore:
         Raises:
             FreezeError: CRIU failed; call `give_up`.
         """
-        is_complete = self._gate.wait_for(RESUMED)
-        if not is_complete or (not self._in_namespace and self._process.wait() != 0):
-            raise failure("restore", self._log, self._process.wait())
-        self._gate.close()
+        while not self._gate.is_passed:
+            self._look()
         if not self._in_namespace:
+            if (code := self._process.wait()) != 0:
+                raise failure("restore", self._log, code)
             return Restored(pid=int(self._pid_file.read_text()), in_namespace=False)
         tree = processes_of(self._process.pid)
         if len(tree) < 3:  # `unshare`, CRIU, and the root of the tree
             raise FreezeError("the restored processes ended at once", hint="look into the output of the program")
         return Restored(pid=tree[2], in_namespace=True)
+
+    def _look(self) -> None:
+        """Wait for a moment.
+
+        Raises:
+            FreezeError: CRIU has ended too early.
+        """
+        clock.sleep(_LOOK_S)
+        code = self._process.poll()
+        if code is not None and not self._gate.is_passed:
+            raise failure("restore", self._log, code)
 
     def give_up(self) -> None:
         """End everything that CRIU has restored."""
