@@ -53,7 +53,7 @@ def leave(log: str) -> NoReturn:
 
 def run_script(action: str) -> bool:
     environ = {**os.environ, "CRTOOLS_SCRIPT_ACTION": action}
-    return subprocess.run([ARGUMENTS["--action-script"]], env=environ, close_fds=False, check=False).returncode == 0
+    return subprocess.run([ARGUMENTS["--action-script"]], env=environ, check=False).returncode == 0
 
 
 def main() -> None:

@@ -209,6 +209,34 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         check_name(name)
         return self._with("resume_job").resume_job(name)
 
+    def freeze_job(self, name: str, *, folder: str | None = None, leave_running: bool = False) -> TrainJob:
+        """Freeze all processes of a job on this machine into a process image. See docs/process-images.md.
+
+        Args:
+            name: the name of the job.
+            folder: the folder for the image; None for a folder that is deleted with the job.
+            leave_running: let the job run on; otherwise it is suspended.
+
+        Raises:
+            RuntimeError: there is no such job, it does not run, or it cannot be frozen; then it runs on.
+            NotImplementedError: this backend has no such method, this process is not root, or there is no CRIU 4.2.
+        """
+        check_name(name)
+        return self._with("freeze_job").freeze_job(name, folder=folder, leave_running=leave_running)
+
+    def thaw_job(self, name: str) -> TrainJob:
+        """Restore the processes of a job from its newest process image; they go on in the middle of a step.
+
+        If they make no progress, they are ended, and the job continues from its newest checkpoint.
+
+        Raises:
+            RuntimeError: there is no such job, its newest attempt has no image, the job is active, or its processes
+                cannot be restored.
+            NotImplementedError: this backend has no such method, this process is not root, or there is no CRIU 4.2.
+        """
+        check_name(name)
+        return self._with("thaw_job").thaw_job(name)
+
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
         """Change a job's number of nodes; a running job is suspended and resumed.
 

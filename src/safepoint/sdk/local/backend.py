@@ -4,6 +4,7 @@ import logging
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from safepoint.answers.receipts import receipt_of
@@ -12,11 +13,12 @@ from safepoint.errors import (
     SafepointError,
     UsageError,
 )
+from safepoint.jobs.local.job_images import freeze_job, thaw_job
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots
 from safepoint.jobs.model.job_progress import risk_of_suspending
-from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.records import JobRecord, this_user
 from safepoint.jobs.model.states import JobState
 from safepoint.notebook.views import JobDetails, JobView, view_of
 from safepoint.sdk import options as options_module
@@ -31,6 +33,8 @@ from safepoint.sdk.results.plans import JobPlan, plan_for
 from safepoint.sdk.trainers import TransformersTrainer
 from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options, types
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_of, event_of, states_of, train_job
+from safepoint.transparent.criu.program import find_criu
+from safepoint.transparent.packages import require_packages
 
 _INITIALIZERS = (constants.DATASET_INITIALIZER, constants.MODEL_INITIALIZER)
 _PACKAGES = (
@@ -217,6 +221,23 @@ class LocalBackend(RuntimeBackend):
         """Change a job's number of nodes; a running job is suspended and resumed."""
         self._warn_of_risk(name)
         return self._changed(name, lambda jobs: jobs.scale(name, num_nodes, timeout_s=timeout))
+
+    def freeze_job(self, name: str, *, folder: str | None = None, leave_running: bool = False) -> TrainJob:
+        """Freeze all processes of a job into a process image."""
+        with as_kubeflow_raises():
+            criu = find_criu()
+            require_packages()
+            to = None if folder is None else Path(folder)
+            freeze_job(criu, name, to, is_running_after=leave_running, actor=this_user())
+            return self._changed(name, lambda jobs: jobs.job(name))
+
+    def thaw_job(self, name: str) -> TrainJob:
+        """Restore the processes of a job from its newest image."""
+        with as_kubeflow_raises():
+            criu = find_criu()
+            require_packages()
+            thaw_job(criu, name, actor=this_user())
+            return self._changed(name, lambda jobs: jobs.job(name))
 
     def _warn_of_risk(self, name: str) -> None:
         with as_kubeflow_raises(), LocalJobs() as jobs:
