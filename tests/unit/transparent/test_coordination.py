@@ -21,11 +21,19 @@ from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import verify
 from safepoint.transparent.thaw import thaw_image
+from tests.support.criu_images import dump
 from tests.support.patience import PATIENCE
-from tests.support.stand_in_criu import state
 
-_PROJECT = Path(__file__).parents[3]
+_CRIU = Path(__file__).parents[2] / "support" / "stand_in_criu.sh"
 _TREE = "sleep 1000 & sleep 1000 & wait"
+
+
+def state(pid: int) -> str:
+    """The state of a process, as /proc has it; X if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -46,11 +54,12 @@ class Trees:
         for root in self.roots:
             wait_for(lambda root=root: len(processes_of(root)) == 3, "a tree")
         self.processes = [pid for root in self.roots for pid in processes_of(root)]
-        path = folder / "criu"
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m tests.support.stand_in_criu "$@"\n')
-        path.chmod(0o755)
-        self.criu = Criu(path=str(path), version="4.2.1")
-        os.environ["TREES"] = " ".join(map(str, self.roots))
+        self.criu = Criu(path=str(_CRIU), version="4.2.1")
+        (folder / "dumps").mkdir()
+        for root in self.roots:
+            dump(folder / "dumps" / str(root), {root: b"page" * 1024})
+        os.environ["STAND_IN_PROCESSES"] = " ".join(map(str, self.processes))
+        os.environ["STAND_IN_DUMPS"] = str(folder / "dumps")
 
     def freeze(self, **options: Any) -> None:
         freeze_trees(self.criu, self.roots, self.location, **{"is_running_after": False, **options})
@@ -76,7 +85,7 @@ location = ImageLocation(Path({str(self.location.folder)!r}))
         return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
 
     def are_running(self, pids: list[int] | None = None) -> bool:
-        return {state(pid) for pid in pids or self.processes} == {"S"}
+        return {state(pid) for pid in pids or self.processes} <= {"S", "R", "D"}
 
     def are_ended(self) -> bool:
         return {state(pid) for pid in self.processes} <= {"X", "Z"}
@@ -85,7 +94,7 @@ location = ImageLocation(Path({str(self.location.folder)!r}))
         wait_for((self.folder / mark).exists, mark)
 
     def restored(self) -> list[int]:
-        return [int(path.read_text()) for path in sorted(self.folder.glob("restored-*"))]
+        return [int(path.read_text()) for path in sorted(self.folder.glob("restored-?"))]
 
     def is_clean(self) -> bool:
         """Whether there are no raw pages and no guards."""
@@ -112,8 +121,8 @@ def _is_guard(path: Path, folder: Path) -> bool:
 @pytest.fixture
 def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trees]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(_PROJECT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("TREES", "")
+    for name in ("STAND_IN_PROCESSES", "STAND_IN_DUMPS", "STAND_IN_FAULT"):
+        monkeypatch.setenv(name, "")  # restored at the end
     # Raw pages go to the disk, so that the test sees only its own.
     monkeypatch.setattr("safepoint.transparent.staging._MEMORY", tmp_path / "absent")
     found = Trees(tmp_path)
@@ -133,7 +142,7 @@ def test_all_trees_are_stopped_before_one_is_dumped(trees: Trees) -> None:
     trees.freeze()
     assert trees.are_ended()
     for part in range(2):
-        assert (trees.folder / f"dumped-part-{part}").read_text() == "[]"
+        assert (trees.folder / f"dumped-{part}").read_text() == "\n"
     manifest = verify(trees.location, "image-1", deep=True)
     assert [part.root_pid for part in manifest.parts] == trees.roots
     assert trees.is_clean()
@@ -160,7 +169,7 @@ def test_trees_that_run_on_do_so_before_their_pages_are_stored(trees: Trees, mon
 def test_if_one_dump_fails_all_trees_run_on(
     trees: Trees, monkeypatch: pytest.MonkeyPatch, part: int, what: str, is_running_after: bool
 ) -> None:
-    monkeypatch.setenv("STAND_IN_CRIU_FAULT", f"dump {part} {what}")
+    monkeypatch.setenv("STAND_IN_FAULT", f"dump {part} {what}")
     with pytest.raises(FreezeError, match="run on") as caught:
         trees.freeze(is_running_after=is_running_after)
     assert ("signal 9" if what == "die" else "Something went wrong") in str(caught.value)
@@ -190,7 +199,7 @@ def test_if_a_later_step_fails_all_trees_run_on(trees: Trees, monkeypatch: pytes
 
 def test_if_a_process_is_killed_the_others_run_on(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those below it, which are not found through it any more."""
-    monkeypatch.setenv("STAND_IN_CRIU_FAULT", "dump 1 kill-root")
+    monkeypatch.setenv("STAND_IN_FAULT", "dump 1 kill-root")
     with pytest.raises(FreezeError):
         trees.freeze()
     wait_for(lambda: trees.are_running([pid for pid in trees.processes if pid != trees.roots[1]]), "the others run")
@@ -202,9 +211,9 @@ def test_if_safepoint_is_killed_while_criu_runs_all_trees_run_on(
     trees: Trees, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """But not before CRIU has ended."""
-    monkeypatch.setenv("STAND_IN_CRIU_FAULT", "dump 1 wait")
+    monkeypatch.setenv("STAND_IN_FAULT", "dump 1 wait")
     process = trees.start("freeze_trees(criu, roots, location, is_running_after=False)")
-    trees.has_reached("dumped-part-1")
+    trees.has_reached("dumped-1")
     process.send_signal(number)
     if number == signal.SIGKILL:
         process.wait()
@@ -237,7 +246,7 @@ def test_what_cannot_be_frozen_together_is_refused_first(trees: Trees) -> None:
     wait_for(lambda: state(child) == "T", "stopped")
     with pytest.raises(FreezeError, match=f"process {child} .* is stopped"):
         trees.freeze()
-    assert not (trees.folder / "dumped-part-0").exists()
+    assert not (trees.folder / "dumped-0").exists()
     os.kill(child, signal.SIGCONT)
     refuse_stopped(trees.processes)
 
@@ -262,10 +271,10 @@ def test_all_trees_are_restored_before_one_runs(frozen: Trees) -> None:
 def test_if_one_tree_cannot_be_restored_none_runs(
     frozen: Trees, monkeypatch: pytest.MonkeyPatch, part: int, what: str
 ) -> None:
-    monkeypatch.setenv("STAND_IN_CRIU_FAULT", f"restore {part} {what}")
+    monkeypatch.setenv("STAND_IN_FAULT", f"restore {part} {what}")
     with pytest.raises(FreezeError, match="nothing was restored"):
         thaw_image(frozen.criu, frozen.location, "image-1")
-    other = int((frozen.folder / f"restored-part-{1 - part}").read_text())
+    other = int((frozen.folder / f"restored-{1 - part}").read_text())
     wait_for(lambda: state(other) in {"X", "Z"}, "the other tree is ended")
     assert frozen.is_clean()
 
@@ -288,11 +297,11 @@ def test_if_safepoint_is_killed_in_a_restore_none_runs(
     """Nor are raw pages left."""
     call = "thaw_image(criu, location, 'image-1')"
     if moment == "restore":
-        monkeypatch.setenv("STAND_IN_CRIU_FAULT", "restore 1 wait")
+        monkeypatch.setenv("STAND_IN_FAULT", "restore 1 wait")
     else:
         call = "thaw_image(criu, location, 'image-1', before_start=note)"
     process = frozen.start(call)
-    frozen.has_reached("restored-part-1" if moment == "restore" else "noted")
+    frozen.has_reached("restored-1" if moment == "restore" else "noted")
     process.send_signal(number)
     if number == signal.SIGKILL:
         process.wait()
