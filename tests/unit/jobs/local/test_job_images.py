@@ -1,0 +1,194 @@
+"""Jobs that are frozen and thawed: their history and their supervisor, with a stand-in for CRIU."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safepoint.errors import ConflictError, FreezeError, NotFoundError, SafepointError
+from safepoint.foundation.files import write_atomic
+from safepoint.foundation.processes import identify
+from safepoint.jobs.local.attempt import thaw_watch
+from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
+from safepoint.jobs.local.job_images import freeze_job, image_of, thaw_job
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.local.supervisor_start import start_supervisor
+from safepoint.jobs.model.records import RequestedAction
+from safepoint.jobs.model.states import JobState
+from safepoint.progress.record import PROGRESS_NAME, Progress, State
+from safepoint.transparent.criu.program import Criu
+from tests.support.criu_images import dump
+from tests.support.supervisors import supervisor_pid
+from tests.unit.jobs.local.test_supervisor import Place, Thread, place, wait_until
+
+__all__ = ["place"]
+CRIU = Criu(path=str(Path(__file__).parents[3] / "support" / "stand_in_criu.sh"), version="4.2.1")
+
+
+@pytest.fixture(autouse=True)
+def restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The files that show which processes the stand-in has restored. They are killed at the end."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("STAND_IN_PROCESSES", "STAND_IN_FAULT"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("STAND_IN_DUMPS", str(tmp_path / "dumps"))
+    (tmp_path / "dumps").mkdir()
+    yield tmp_path
+    for path in tmp_path.glob("restored-?"):
+        subprocess.run(["kill", "-9", path.read_text().strip()], stderr=subprocess.DEVNULL, check=False)
+
+
+def start(place: Place, *orders: str, name: str = "a", **fields: Any) -> list[int]:
+    """A running job with dumps of its launchers; returns the launchers."""
+    place.add(name, *orders, **fields)
+    start_supervisor(name)
+    launchers = place.wait_for_launchers(count=fields.get("num_nodes", 1), name=name)
+    for pid in launchers:
+        dump(place.folder / "dumps" / str(pid), {pid: b"page" * 1024})
+    place.wait_for(JobState.RUNNING, name=name)
+    return launchers
+
+
+def freeze(name: str = "a", *, is_running_after: bool = False) -> None:
+    freeze_job(CRIU, name, None, is_running_after=is_running_after, actor="me")
+
+
+def test_a_frozen_job_is_suspended_and_goes_on_in_the_same_attempt(place: Place) -> None:
+    """Both nodes. The restored processes are its launchers; when they are lost, the next attempt starts."""
+    start(place, "wait 75", "wait 75", "0", "0", num_nodes=2)
+    freeze()
+    job = place.job()
+    image = job_folder("a") / "images" / "image-1"
+    assert (job.state, job.message) == (JobState.SUSPENDED, f"frozen in {image}; nothing is saved yet")
+    assert image_of("a") == ("a", image)
+    wait_until(lambda: supervisor_pid("a") is None)
+    assert place.history.attempts("a")[0].ended
+    trees = thaw_job(CRIU, "a", actor="me")
+    assert [tree.pid for tree in trees] == [int(Path(f"restored-{part}").read_text()) for part in range(2)]
+    job = place.job()
+    assert (job.state, job.attempt, job.wanted) == (JobState.RESUMING, 1, RequestedAction.RUN)
+    assert place.history.attempts("a")[0].ended is None
+    assert [node.process for node in place.history.nodes("a", 1)] == [identify(tree.pid) for tree in trees]
+    with pytest.raises(ConflictError, match="Resuming"):
+        thaw_job(CRIU, "a", actor="me")
+    for tree in trees:
+        os.kill(tree.pid, signal.SIGKILL)
+    job = place.wait_for(JobState.COMPLETE)
+    assert (job.attempt, job.image) == (2, None)
+    assert [name for name in place.states() if name != "suspending"][:4] == [
+        *("running", "frozen", "suspended", "resuming"),
+    ]
+
+
+def test_a_job_that_runs_on_has_an_image(place: Place) -> None:
+    start(place, f"until {place.folder}/go")
+    freeze(is_running_after=True)
+    job = place.job()
+    assert (job.state, job.image) == (JobState.RUNNING, str(job_folder("a") / "images" / "image-1"))
+    (place.folder / "go").touch()
+    assert place.wait_for(JobState.COMPLETE).attempt == 1
+    with pytest.raises(ConflictError, match="Complete"):
+        image_of("a")
+
+
+def test_a_job_that_was_changed_while_it_was_frozen_runs_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it was to be suspended: it saves and stops."""
+    start(place, "wait 75")
+    monkeypatch.setenv("STAND_IN_FAULT", "dump 0 wait")
+    errors: list[SafepointError] = []
+
+    def run() -> None:
+        try:
+            freeze()
+        except SafepointError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(Path("dumped-0").exists)
+    place.history.request("a", RequestedAction.SUSPEND, actor="me")
+    Path("release").touch()
+    thread.join(60)
+    assert isinstance(errors[0], ConflictError)
+    job = place.wait_for(JobState.SUSPENDED)
+    assert (job.exit_code, job.image) == (75, None)
+
+
+def test_what_cannot_be_frozen_or_restored_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that does not run, one without an image, and one whose slots are taken; and CRIU may fail."""
+    place.add("waiting", "0")
+    with pytest.raises(ConflictError, match="only a running job"):
+        freeze("waiting")
+    start(place, "wait 75", cpu_per_node=2)
+    monkeypatch.setenv("STAND_IN_FAULT", "dump 0 fail")
+    with pytest.raises(FreezeError, match="run on"):
+        freeze()
+    assert place.job().image is None
+    place.history.request("a", RequestedAction.SUSPEND, actor="me")
+    place.wait_for(JobState.SUSPENDED)
+    with pytest.raises(NotFoundError, match="has no process image"):
+        thaw_job(CRIU, "a", actor="me")
+    monkeypatch.setenv("STAND_IN_FAULT", "")
+    start(place, "wait 75", name="b", cpu_per_node=2)
+    freeze("b")
+    start(place, f"until {place.folder}/go", name="c", cpu_per_node=2)
+    with pytest.raises(ConflictError, match="cannot run now"):
+        thaw_job(CRIU, "b", actor="me")
+    assert place.job("b").state is JobState.SUSPENDED
+    assert not Path("restored-0").exists()
+    (place.folder / "go").touch()
+    place.wait_for(JobState.COMPLETE, name="c")
+
+
+def progress(**changes: Any) -> Progress:
+    plain = Progress(time="2026-01-01T00:00:00.000Z", state=State.TRAINING, step=3, step_s=0.5)
+    return replace(plain, **changes)
+
+
+def write(folder: Path, record: Progress) -> None:
+    write_atomic(folder / PROGRESS_NAME, record.to_bytes(), durable=False)
+
+
+def test_a_thawed_job_without_progress_starts_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes are ended; the outcome of the attempt says why."""
+    start(place, "wait 75", "0")
+    pid = supervisor_pid("a")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: supervisor_pid("a") is None)
+    write(job_folder("a"), progress())
+    place.history.become("a", JobState.RESUMING, actor="me", image="/images/image-1")
+    monkeypatch.setattr(thaw_watch, "_LEAST_S", 0.0)
+    monkeypatch.setattr(thaw_watch, "_NUM_STEPS", 0)
+    Thread().end()
+    job = place.job()
+    assert (job.state, job.attempt) == (JobState.COMPLETE, 2)
+    assert "no progress" in place.history.attempts("a")[0].outcome
+
+
+def test_the_limit_follows_the_pace() -> None:
+    """A job without a known pace is not watched."""
+    assert limit_after(None) is None
+    assert limit_after(progress(step_s=None)) is None
+    assert limit_after(progress()) == 30.0
+    assert limit_after(progress(step_s=20.0, pause_s=5.0)) == 250.0
+
+
+def test_a_long_evaluation_is_progress_while_it_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thaw_watch, "_LEAST_S", 0.0)
+    monkeypatch.setattr(thaw_watch, "_NUM_STEPS", 0)
+    used = [0.0]
+    monkeypatch.setattr(thaw_watch, "_processor_time_of", lambda _: used[0])
+    write(tmp_path, progress(state=State.EVALUATING))
+    watch = ThawWatch(tmp_path)
+    used[0] = 1e9
+    assert not watch.is_stuck()
+    assert watch.is_stuck()
+    write(tmp_path, progress(state=State.EVALUATING, step=4))
+    assert not watch.is_stuck()
