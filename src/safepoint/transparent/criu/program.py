@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,14 +59,16 @@ class Criu:
             FreezeError: CRIU failed.
         """
         command = self.command(action, arguments, folder=folder, log=log)
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as process:
-            if started is not None:
-                started(process.pid)
-            _, output = process.communicate()
-        if process.returncode != 0:
-            raise failure(action, log, process.returncode, output.decode(errors="replace"))
+        # A file, not a pipe: if CRIU is killed, processes that it has started may hold the pipe open.
+        with tempfile.TemporaryFile() as output:
+            with subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output
+            ) as process:
+                if started is not None:
+                    started(process.pid)
+            if process.returncode != 0:
+                output.seek(0)
+                raise failure(action, log, process.returncode, output.read().decode(errors="replace"))
 
     def command(self, action: str, arguments: Sequence[str], *, folder: Path, log: Path) -> list[str]:
         """The command that `run` runs."""
