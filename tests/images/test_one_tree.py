@@ -235,7 +235,7 @@ def test_a_killed_command_lets_the_processes_run_on(
     trainings.has_reached("out", 2)
     command = [sys.executable, "-m", "safepoint.cli.main", "freeze", "--pid", str(pid), "--to", str(images)]
     process = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL, start_new_session=True)
-    name = "criu-dump.log" if moment == "dump" else "work-*/image/part-0/*.regions"
+    name = "criu-dump-0.log" if moment == "dump" else "work-*/image/part-0/*.regions"
     wait_for(lambda: any((images / ".safepoint" / "images").glob(name)), moment)
     process.send_signal(number)
     process.wait()
