@@ -14,11 +14,6 @@ _OBSTACLES = (
         "uses io_uring, which CRIU cannot dump",
         "start the program with USE_LIBUV=0 (torchrun ignores it), or with a seccomp profile that refuses io_uring",
     ),
-    (
-        "/dev/nvidia",
-        "uses a GPU, which this release cannot freeze",
-        "save a checkpoint in the training instead",
-    ),
 )
 """How the target of a descriptor begins, what the process does with it, and what to do about it."""
 
