@@ -1,7 +1,7 @@
 """The checkpoint API of NVIDIA's driver, and the two ways to it: `cuda.bindings`, and the tool `cuda-checkpoint`.
 
 Promises: each call is about one process, returns when the driver has done it, and raises `DriverError` otherwise. The
-calling process makes no context, and uses no GPU memory. Not promised: an order; `transparent.cuda.suspension` has it.
+calling process makes no context, and uses no GPU memory. The order of the calls is in `transparent.cuda.suspension`.
 """
 
 import contextlib
@@ -17,9 +17,11 @@ from typing import Any, Protocol
 from safepoint.errors import UnsupportedError
 
 TOOL = "cuda-checkpoint"
-INSTALL = (
-    "pip install 'cuda-bindings>=13.0.2', or put NVIDIA's cuda-checkpoint in PATH; the driver must be 570 or newer"
-)
+VARIABLE = "SAFEPOINT_CUDA_CHECKPOINT"
+"""The variable with the path of the tool. Where it is set, the tool is used in any case."""
+INSTALL = "pip install 'cuda-bindings>=13.0.2', or name NVIDIA's cuda-checkpoint with SAFEPOINT_CUDA_CHECKPOINT"
+_LEAST_CUDA = 12080
+"""CUDA 12.8, of driver 570, is the first one with these calls."""
 _CALLS = ("GetState", "Lock", "Checkpoint", "Restore", "Unlock")
 
 
