@@ -52,7 +52,7 @@ class Training:
 
     def __init__(self, out: Path, *words: str, **environ: str) -> None:
         self.out = out
-        with out.with_suffix(".log").open("wb") as log:
+        with out.with_suffix(".log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(_PROGRAM), str(out), *words],
                 env={**os.environ, **_SETTINGS, **environ},
@@ -147,8 +147,20 @@ def test_frozen_is_undisturbed(
     print(f"FIGURES device {before >> 20} MB to {away >> 20} MB, host {host >> 20} MB to {host_after >> 20} MB")
 
 
-def test_other_gpus_are_given_by_uuid(start: Callable[..., Training], expected: list[str]) -> None:
+def test_gpus_are_given_by_uuid(start: Callable[..., Training], expected: list[str]) -> None:
     """Here each takes its own place, because the machine has one; the driver compares the list with its GPUs."""
+    driver = find_driver()
+    training = start("out", "200", "--mb", "1024", "--pause-s", "0.02")
+    training.has_reached(20)
+    driver.lock(training.pid, 5000)
+    driver.checkpoint(training.pid)
+    driver.restore(training.pid, {uuid: uuid for uuid in gpu_uuids()})
+    driver.unlock(training.pid)
+    assert training.end() == expected
+
+
+def test_a_gpu_that_is_not_there_is_refused(start: Callable[..., Training], expected: list[str]) -> None:
+    """The process stays as it was, so that it can be restored on another GPU."""
     driver = find_driver()
     training = start("out", "200", "--mb", "1024", "--pause-s", "0.02")
     training.has_reached(20)
@@ -157,7 +169,8 @@ def test_other_gpus_are_given_by_uuid(start: Callable[..., Training], expected: 
     with pytest.raises(DriverError) as caught:
         driver.restore(training.pid, {gpu_uuids()[0]: "GPU-00000000-0000-0000-0000-000000000000"})
     print("FIGURES a GPU that is not there:", caught.value, "| then", driver.state(training.pid))
-    driver.restore(training.pid, {uuid: uuid for uuid in gpu_uuids()})
+    assert driver.state(training.pid) is CudaState.CHECKPOINTED
+    driver.restore(training.pid, {})
     driver.unlock(training.pid)
     assert training.end() == expected
 
@@ -181,8 +194,8 @@ def test_processes_without_cuda_have_no_state() -> None:
 
 def test_a_kernel_that_runs_too_long_is_not_frozen(start: Callable[..., Training], tmp_path: Path) -> None:
     """The lock waits for the call that the process has begun; after the limit, the process runs on, undisturbed."""
-    training = start("out", "3", "--kernel-s", "4")
-    reference = start("reference", "3")
+    training = start("out", "2", "--kernel-s", "6")
+    reference = start("reference", "2")
     training.has_reached(0)
     begun_s = time.monotonic()
     with (
