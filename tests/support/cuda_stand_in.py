@@ -1,16 +1,20 @@
 """A stand-in for NVIDIA's driver: it keeps the states of processes, and fails where a test says so.
 
 As a program, it takes the arguments of `cuda-checkpoint`, and keeps the states in the folder that the variable
-STAND_IN_STATES names: a file for each process, which must be there.
+STAND_IN_STATES names: a file for each process, which must be there. If there is a file `signals`, a process gets
+SIGUSR1 to close its device, and SIGUSR2 to open it again, and has to do so.
 """
 
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safepoint.transparent.cuda.driver import CudaState, DriverError
+from safepoint.transparent.cuda.users import gpu_users
 
 STATES = "STAND_IN_STATES"
 _AFTER = {
@@ -106,6 +110,11 @@ def main() -> None:
     after = _AFTER.get((given["--action"], state))
     if after is None:
         sys.exit(f"cannot {given['--action']} a process that is {state}")
+    if (path.parent / "signals").exists() and given["--action"] in {"checkpoint", "restore"}:
+        is_away = given["--action"] == "checkpoint"
+        os.kill(int(given["--pid"]), signal.SIGUSR1 if is_away else signal.SIGUSR2)
+        while (gpu_users([int(given["--pid"])]) == []) != is_away:
+            time.sleep(0.001)
     path.write_text(after)
 
 

@@ -86,8 +86,8 @@ def suspended(
         yield Suspension()
         return
     driver = driver or find_driver()
-    _refuse_unfit(driver, users, proc)
     gpus = gpu_uuids()
+    _refuse_unfit(driver, users, gpus, proc)
     guard = CudaGuard(users)
     try:
         since_s = clock.monotonic_s()
@@ -134,22 +134,27 @@ def resume_restored(pids: Iterable[int], places: dict[str, str], *, driver: Cuda
         FreezeError: the driver cannot restore the memory of a process.
     """
     driver = driver or find_driver()
-    waiting = [pid for pid in pids if _state(driver, pid) in {CudaState.CHECKPOINTED, CudaState.LOCKED}]
-    guard = CudaGuard(waiting, places)
+    users = [pid for pid in pids if _uses_cuda(driver, pid)]
+    guard = CudaGuard(users, places)
     try:
-        failed = resume(driver, waiting, places)
+        failed = resume(driver, users, places)
     finally:
         guard.release()
-    if failed:
+    if failed or not users:
         raise FreezeError(
-            f"the GPU memory of {_reasons(failed)} could not be restored",
+            f"the GPU memory of {_reasons(failed) if failed else 'the processes'} could not be restored",
             hint="end other programs that use the memory of the GPU; the GPUs and their driver must be like those of "
             "the machine on which the processes were frozen",
         )
 
 
-def _refuse_unfit(driver: CudaDriver, pids: list[int], proc: Path) -> None:
+def _refuse_unfit(driver: CudaDriver, pids: list[int], gpus: Sequence[str], proc: Path) -> None:
     """Raise FreezeError for what is known to fail, before a process is locked."""
+    if not gpus:
+        raise FreezeError(
+            "nvidia-smi does not name the GPUs of this machine, which the image must record; nothing was frozen",
+            hint="install nvidia-smi, or start the container with the driver's capability `utility`",
+        )
     refuse_unfit_nccl(pids, proc)
     for pid in pids:
         named = f"process {pid} ({name_of(pid, proc)})"
@@ -209,11 +214,12 @@ def _checkpoint(driver: CudaDriver, pids: list[int], proc: Path) -> None:
         )
 
 
-def _state(driver: CudaDriver, pid: int) -> CudaState | None:
+def _uses_cuda(driver: CudaDriver, pid: int) -> bool:
     try:
-        return driver.state(pid)
+        driver.state(pid)
     except DriverError:
-        return None
+        return False
+    return True
 
 
 def _reasons(failed: dict[int, str]) -> str:

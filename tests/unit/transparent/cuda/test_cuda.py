@@ -31,8 +31,19 @@ def _no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv(driver_module.VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)  # pyright: ignore[reportArgumentType]
+    write_nvidia_smi(tmp_path / "bin")
     for module, name in ((suspension, "_PAUSE_S"), (guard, "_AGAIN_S"), (guard, "_LOOK_S")):
         monkeypatch.setattr(module, name, 0.0)
+
+
+def write_nvidia_smi(folder: Path) -> None:
+    path = folder / "nvidia-smi"
+    path.write_text(
+        f'#!/bin/sh\ncase "$*" in\n*query-gpu=uuid*) echo {_OLD}; echo {_NEW};;\n'
+        "*query-gpu=memory.used*) echo 500; echo 70;;\n"
+        "*query-compute-apps*) echo '11, 300'; echo '12, [N/A]';;\nesac\n"
+    )
+    path.chmod(0o755)
 
 
 class Guards:
@@ -245,10 +256,14 @@ def test_restored_processes_get_their_memory_back(tmp_path: Path, guards: Guards
     assert guards.seen == ["start", "release"]
 
 
-def test_restored_processes_without_a_gpu_are_an_error(tmp_path: Path, guards: Guards) -> None:
+@pytest.mark.parametrize("state", ["checkpointed", "failed", None])
+def test_restored_processes_without_their_memory_are_an_error(
+    tmp_path: Path, guards: Guards, state: str | None
+) -> None:
+    """Also if the driver does not know them."""
     driver = StandInDriver(tmp_path, failing("restore", 11))
     driver.open_gpu(11)
-    driver.states[11] = "checkpointed"
+    driver.states = {11: state} if state else {}
     with pytest.raises(FreezeError, match="could not be restored"):
         resume_restored([11], {}, driver=driver)
     assert guards.seen == ["start", "release"]
@@ -265,17 +280,22 @@ def test_gpus_take_the_place_of_others() -> None:
 
 def test_what_nvidia_smi_reports(tmp_path: Path) -> None:
     """The GPUs, and the memory of processes; in a container the driver knows other numbers, and all memory counts."""
-    assert gpus.gpu_uuids() == ()
-    path = tmp_path / "bin" / "nvidia-smi"
-    path.write_text(
-        f'#!/bin/sh\ncase "$*" in\n*query-gpu=uuid*) echo {_OLD}; echo {_NEW};;\n'
-        "*query-gpu=memory.used*) echo 500; echo 70;;\n"
-        "*query-compute-apps*) echo '11, 300'; echo '12, [N/A]';;\nesac\n"
-    )
-    path.chmod(0o755)
     assert gpus.gpu_uuids() == (_OLD, _NEW)
     assert gpus.used_bytes([11]) == 300 << 20
     assert gpus.used_bytes([11, 12]) == 570 << 20
+
+
+def test_gpus_that_cannot_be_recorded_are_not_frozen(tmp_path: Path, guards: Guards) -> None:
+    """Without `nvidia-smi`, the image could not say to which GPUs the memory belongs."""
+    (tmp_path / "bin" / "nvidia-smi").unlink()
+    driver = StandInDriver(tmp_path / "proc")
+    driver.open_gpu(11)
+    with (
+        pytest.raises(FreezeError, match=r"nvidia-smi .*nothing was frozen"),
+        suspended([11], driver=driver, proc=tmp_path / "proc"),
+    ):
+        pytest.fail("the block must not be entered")
+    assert driver.actions == []
 
 
 # ---- The two ways to the driver --------------------------------------------------------------------------------
