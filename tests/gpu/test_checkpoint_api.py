@@ -28,8 +28,8 @@ from safepoint.transparent.cuda.driver import (
     find_driver,
 )
 from safepoint.transparent.cuda.gpus import gpu_uuids, used_bytes
+from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.cuda.resuming import resume
-from safepoint.transparent.cuda.suspension import suspended
 from safepoint.transparent.cuda.users import gpu_users
 from tests.support.criu import environment, unavailable
 from tests.support.patience import PATIENCE
@@ -200,7 +200,7 @@ def test_a_kernel_that_runs_too_long_is_not_frozen(start: Callable[..., Training
     begun_s = time.monotonic()
     with (
         pytest.raises(FreezeError, match="did not finish its CUDA calls") as caught,
-        suspended([training.pid], lock_s=0.2),
+        gpu_memory_in_host([training.pid], lock_s=0.2),
     ):
         pytest.fail("the process was locked while its kernel ran")
     print(f"FIGURES lock refused after {time.monotonic() - begun_s:.2f} s:", caught.value)
@@ -216,20 +216,20 @@ def test_nccl_in_a_world_of_one(start: Callable[..., Training]) -> None:
     threads = sorted({path.read_text().strip() for path in Path(f"/proc/{training.pid}/task").glob("*/comm")})
     print("FIGURES threads of a process with NCCL:", threads)
     assert any(name.startswith("pt_nccl") for name in threads), threads
-    with suspended([training.pid]) as work:
+    with gpu_memory_in_host([training.pid]) as work:
         work.resume()
     assert training.end() == reference
 
 
 _CALLER = """
 import os, signal, sys, threading, time
-from safepoint.transparent.cuda import suspension
+from safepoint.transparent.cuda import host_copy
 from safepoint.transparent.cuda.driver import find_driver
 pid, moment, is_guarded = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "guarded"
 class NoGuard:
     def __init__(self, pids, places=None): pass
 if not is_guarded:
-    suspension.CudaGuard = NoGuard
+    host_copy.CudaGuard = NoGuard
 driver = find_driver()
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -241,11 +241,11 @@ elif moment == "copying":
         threading.Timer(0.2, die).start()
         checkpoint(pid)
     driver.checkpoint = begin
-with suspension.suspended([pid], driver=driver):
+with host_copy.gpu_memory_in_host([pid], driver=driver):
     if moment == "restoring":
         threading.Timer(0.1, die).start()
         for number in range(1000):
-            suspension.resume(driver, [pid])
+            host_copy.resume(driver, [pid])
             time.sleep(1)
     die()
 """

@@ -17,7 +17,7 @@ from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
-from safepoint.transparent.cuda.suspension import suspended
+from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest, Machine
 from safepoint.transparent.images.store_dump import Dump, store_dumps
@@ -78,7 +78,7 @@ def freeze_tree(
     program, session = name_of(pid), tree_dump.is_outside_led(pid)
     with (
         location.writing() as image,
-        suspended(tree) as gpu_work,
+        gpu_memory_in_host(tree) as gpu_work,
         staging(resident_bytes(tree), image.working) as stage,
         Guard([] if is_running_after else tree, stage.folder) as guard,
     ):

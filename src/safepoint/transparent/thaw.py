@@ -13,7 +13,7 @@ from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.tree_dump import Restored
 from safepoint.transparent.criu.trees import processes_of, send
-from safepoint.transparent.cuda.suspension import places_on_this_machine, resume_restored
+from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify

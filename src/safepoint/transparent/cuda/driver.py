@@ -1,7 +1,7 @@
 """The checkpoint API of NVIDIA's driver, and the two ways to it: `cuda.bindings`, and the tool `cuda-checkpoint`.
 
 Promises: each call is about one process, returns when the driver has done it, and raises `DriverError` otherwise. The
-calling process makes no context, and uses no GPU memory. The order of the calls is in `transparent.cuda.suspension`.
+calling process makes no context, and uses no GPU memory. The order of the calls is in `transparent.cuda.host_copy`.
 """
 
 import contextlib

@@ -5,8 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from safepoint.transparent.cuda.driver import CudaDriver, CudaState, DriverError
 
-_MOST_THREADS = 16
-
 
 def for_each(pids: Iterable[int], action: Callable[[int], object]) -> dict[int, str]:
     """Call `action` for all processes at the same time: GPUs copy side by side, and ranks may wait for each other.
@@ -23,7 +21,7 @@ def for_each(pids: Iterable[int], action: Callable[[int], object]) -> dict[int, 
         except DriverError as error:
             failed[pid] = str(error)
 
-    with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, len(pids) or 1)) as threads:
+    with ThreadPoolExecutor(max_workers=len(pids) or 1) as threads:
         list(threads.map(attempt, pids))
     return failed
 

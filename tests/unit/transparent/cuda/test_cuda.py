@@ -13,10 +13,10 @@ import pytest
 
 from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.transparent.cuda import driver as driver_module
-from safepoint.transparent.cuda import gpus, guard, suspension
+from safepoint.transparent.cuda import gpus, guard, host_copy
 from safepoint.transparent.cuda.driver import CudaState, DriverError, DriverLibrary, DriverTool, find_driver
 from safepoint.transparent.cuda.guard import bring_back
-from safepoint.transparent.cuda.suspension import resume_restored, suspended
+from safepoint.transparent.cuda.host_copy import gpu_memory_in_host, resume_restored
 from safepoint.transparent.cuda.users import NCCL_SETTINGS, gpu_users
 from tests.support.cuda_stand_in import STATES, StandInDriver, install_tool
 from tests.support.patience import PATIENCE
@@ -32,7 +32,7 @@ def _no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(driver_module.VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)  # pyright: ignore[reportArgumentType]
     write_nvidia_smi(tmp_path / "bin")
-    for module, name in ((suspension, "_PAUSE_S"), (guard, "_AGAIN_S"), (guard, "_LOOK_S")):
+    for module, name in ((host_copy, "_PAUSE_S"), (guard, "_AGAIN_S"), (guard, "_LOOK_S")):
         monkeypatch.setattr(module, name, 0.0)
 
 
@@ -66,7 +66,7 @@ class Guards:
 @pytest.fixture
 def guards(monkeypatch: pytest.MonkeyPatch) -> Guards:
     found = Guards()
-    monkeypatch.setattr(suspension, "CudaGuard", found)
+    monkeypatch.setattr(host_copy, "CudaGuard", found)
     return found
 
 
@@ -89,7 +89,7 @@ def failing(action: str, *pids: int, times: int = 1000) -> Callable[[str, int], 
     return fail
 
 
-# ---- Suspending and resuming -----------------------------------------------------------------------------------
+# ---- To host memory and back -----------------------------------------------------------------------------------
 
 
 def test_all_are_locked_before_one_is_checkpointed(tmp_path: Path, guards: Guards) -> None:
@@ -97,7 +97,7 @@ def test_all_are_locked_before_one_is_checkpointed(tmp_path: Path, guards: Guard
     driver = StandInDriver(tmp_path)
     for pid in (11, 12):
         driver.open_gpu(pid)
-    with suspended([10, 11, 12], driver=driver, proc=tmp_path) as work:
+    with gpu_memory_in_host([10, 11, 12], driver=driver, proc=tmp_path) as work:
         assert [action for action, _ in driver.actions] == ["lock", "lock", "checkpoint", "checkpoint"]
         assert list(work.pids) == [11, 12]
         assert gpu_users([11, 12], tmp_path) == []
@@ -110,7 +110,7 @@ def test_processes_that_were_ended_are_left_alone(tmp_path: Path, guards: Guards
     """The block ends without an exception: their image is committed."""
     driver = StandInDriver(tmp_path)
     driver.open_gpu(11)
-    with suspended([11], driver=driver, proc=tmp_path):
+    with gpu_memory_in_host([11], driver=driver, proc=tmp_path):
         pass
     assert [action for action, _ in driver.actions] == ["lock", "checkpoint"]
     assert guards.seen == ["start", "release"]
@@ -118,7 +118,7 @@ def test_processes_that_were_ended_are_left_alone(tmp_path: Path, guards: Guards
 
 def test_without_a_gpu_nothing_is_needed(tmp_path: Path, guards: Guards) -> None:
     """Neither a driver nor a guard."""
-    with suspended([10], proc=tmp_path) as work:
+    with gpu_memory_in_host([10], proc=tmp_path) as work:
         work.resume()
         assert work.gpus == ()
     assert guards.seen == []
@@ -128,7 +128,7 @@ def test_without_a_gpu_nothing_is_needed(tmp_path: Path, guards: Guards) -> None
 def test_after_a_failure_the_processes_run_on(tmp_path: Path, guards: Guards, error: BaseException) -> None:
     driver = StandInDriver(tmp_path)
     driver.open_gpu(11)
-    with pytest.raises(type(error)), suspended([11], driver=driver, proc=tmp_path):
+    with pytest.raises(type(error)), gpu_memory_in_host([11], driver=driver, proc=tmp_path):
         raise error
     assert driver.states == {11: "running"}
     assert guards.seen == ["start", "release"]
@@ -140,7 +140,7 @@ def test_one_that_cannot_be_locked_unlocks_all(tmp_path: Path, guards: Guards) -
         driver.open_gpu(pid)
     with (
         pytest.raises(FreezeError, match=r"process 12 .*3 attempts.*nothing was frozen"),
-        suspended([11, 12], driver=driver, proc=tmp_path),
+        gpu_memory_in_host([11, 12], driver=driver, proc=tmp_path),
     ):
         pytest.fail("the block must not be entered")
     assert driver.states == {11: "running", 12: "running"}
@@ -152,7 +152,7 @@ def test_a_lock_is_tried_again(tmp_path: Path, guards: Guards) -> None:
     driver = StandInDriver(tmp_path, failing("lock", 12, times=1))
     for pid in (11, 12):
         driver.open_gpu(pid)
-    with suspended([11, 12], driver=driver, proc=tmp_path) as work:
+    with gpu_memory_in_host([11, 12], driver=driver, proc=tmp_path) as work:
         assert driver.states == {11: "checkpointed", 12: "checkpointed"}
         work.resume()
 
@@ -163,7 +163,7 @@ def test_one_that_cannot_be_checkpointed_restores_all(tmp_path: Path, guards: Gu
         driver.open_gpu(pid)
     with (
         pytest.raises(FreezeError, match="CUDA_ERROR_NOT_READY"),
-        suspended([11, 12], driver=driver, proc=tmp_path),
+        gpu_memory_in_host([11, 12], driver=driver, proc=tmp_path),
     ):
         pytest.fail("the block must not be entered")
     assert driver.states == {11: "running", 12: "running"}
@@ -175,7 +175,7 @@ def test_memory_that_cannot_be_restored_is_left_to_the_guard(tmp_path: Path, gua
     driver.open_gpu(11)
     with (
         pytest.raises(FreezeError, match="tries again every second"),
-        suspended([11], driver=driver, proc=tmp_path) as work,
+        gpu_memory_in_host([11], driver=driver, proc=tmp_path) as work,
     ):
         work.resume()
     assert guards.seen == ["start", "take over"]
@@ -188,7 +188,7 @@ def test_a_device_that_stays_open_is_refused(tmp_path: Path, guards: Guards) -> 
     (tmp_path / "11" / "fd" / "10").symlink_to("/dev/nvidiactl")
     with (
         pytest.raises(FreezeError, match="in another way than by CUDA"),
-        suspended([11], driver=driver, proc=tmp_path),
+        gpu_memory_in_host([11], driver=driver, proc=tmp_path),
     ):
         pytest.fail("the block must not be entered")
     assert driver.states == {11: "running"}
@@ -202,7 +202,7 @@ def test_what_the_driver_cannot_do_is_refused_before(tmp_path: Path, guards: Gua
     driver.states = {11: state} if state else {}
     with (
         pytest.raises(FreezeError, match="nothing was frozen"),
-        suspended([11], driver=driver, proc=tmp_path),
+        gpu_memory_in_host([11], driver=driver, proc=tmp_path),
     ):
         pytest.fail("the block must not be entered")
     assert driver.actions == []
@@ -224,19 +224,19 @@ def test_ranks_that_use_nccl_need_its_settings(
     """Two of them; a process alone is connected to none."""
     driver = StandInDriver(tmp_path)
     driver.open_gpu(100, threads=("python3", threads), **environment)
-    with suspended([100], driver=driver, proc=tmp_path) as work:
+    with gpu_memory_in_host([100], driver=driver, proc=tmp_path) as work:
         work.resume()
     driver.open_gpu(200, threads=("python3", threads), **environment)
     driver.actions.clear()
     if is_refused:
         with (
             pytest.raises(FreezeError, match=r"NCCL_NVLS_ENABLE=0.*nothing was frozen"),
-            suspended([100, 200], driver=driver, proc=tmp_path),
+            gpu_memory_in_host([100, 200], driver=driver, proc=tmp_path),
         ):
             pytest.fail("the block must not be entered")
         assert driver.actions == []
     else:
-        with suspended([100, 200], driver=driver, proc=tmp_path) as work:
+        with gpu_memory_in_host([100, 200], driver=driver, proc=tmp_path) as work:
             work.resume()
 
 
@@ -292,7 +292,7 @@ def test_gpus_that_cannot_be_recorded_are_not_frozen(tmp_path: Path, guards: Gua
     driver.open_gpu(11)
     with (
         pytest.raises(FreezeError, match=r"nvidia-smi .*nothing was frozen"),
-        suspended([11], driver=driver, proc=tmp_path / "proc"),
+        gpu_memory_in_host([11], driver=driver, proc=tmp_path / "proc"),
     ):
         pytest.fail("the block must not be entered")
     assert driver.actions == []
@@ -349,7 +349,7 @@ def test_a_machine_without_the_api_is_named(tmp_path: Path, monkeypatch: pytest.
         find_driver()
     driver = StandInDriver(tmp_path / "proc")
     driver.open_gpu(11)
-    with pytest.raises(UnsupportedError, match="nothing was done"), suspended([11], proc=tmp_path / "proc"):
+    with pytest.raises(UnsupportedError, match="nothing was done"), gpu_memory_in_host([11], proc=tmp_path / "proc"):
         pytest.fail("the block must not be entered")
 
 
@@ -405,8 +405,8 @@ def test_the_guard_gives_up_ended_processes(tmp_path: Path, sleeper: subprocess.
 _CALLER = """
 import os, signal, sys
 from pathlib import Path
-from safepoint.transparent.cuda.suspension import suspended
-with suspended([int(sys.argv[1])], proc=Path(sys.argv[2])):
+from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
+with gpu_memory_in_host([int(sys.argv[1])], proc=Path(sys.argv[2])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -26,7 +26,7 @@ _PAUSE_S = 0.3
 _RETRIED = "Safepoint tries again every second until they run"
 
 
-class Suspension:
+class HostCopy:
     """Processes whose GPU memory is in host memory.
 
     Args:
@@ -64,9 +64,9 @@ class Suspension:
 
 
 @contextlib.contextmanager
-def suspended(
+def gpu_memory_in_host(
     pids: Iterable[int], *, driver: CudaDriver | None = None, lock_s: float = LOCK_S, proc: Path = Path("/proc")
-) -> Generator[Suspension]:
+) -> Generator[HostCopy]:
     """Take the GPU memory of the processes away that use a GPU.
 
     In the `with` block, call `resume` to let them run on, or end them. After an exception they run on.
@@ -83,7 +83,7 @@ def suspended(
     """
     users = gpu_users(pids, proc)
     if not users:
-        yield Suspension()
+        yield HostCopy()
         return
     driver = driver or find_driver()
     gpus = gpu_uuids()
@@ -93,7 +93,7 @@ def suspended(
         since_s = clock.monotonic_s()
         _lock(driver, users, lock_s)
         _checkpoint(driver, users, proc)
-        yield Suspension(driver, users, gpus, since_s)
+        yield HostCopy(driver, users, gpus, since_s)
     except BaseException:
         if resume(driver, users):
             guard.take_over()
