@@ -2,7 +2,7 @@
 
 As a program, it takes the arguments of `cuda-checkpoint`, and keeps the states in the folder that the variable
 STAND_IN_STATES names: a file for each process, which must be there. If there is a file `signals`, a process gets
-SIGUSR1 to close its device, and SIGUSR2 to open it again, and has to do so.
+SIGUSR1 to close its device, waits, gets SIGUSR2, and has to open its device again.
 """
 
 import os
@@ -112,8 +112,11 @@ def main() -> None:
         sys.exit(f"cannot {given['--action']} a process that is {state}")
     if (path.parent / "signals").exists() and given["--action"] in {"checkpoint", "restore"}:
         is_away = given["--action"] == "checkpoint"
-        os.kill(int(given["--pid"]), signal.SIGUSR1 if is_away else signal.SIGUSR2)
-        while (gpu_users([int(given["--pid"])]) == []) != is_away:
+        pid = int(given["--pid"])
+        os.kill(pid, signal.SIGUSR1 if is_away else signal.SIGUSR2)
+        while (gpu_users([pid]) == []) != is_away:
+            if not os.listdir(f"/proc/{pid}/fd"):
+                sys.exit(f"process ID {pid} has ended")
             time.sleep(0.001)
     path.write_text(after)
 

@@ -57,8 +57,11 @@ class CudaGuard:
 
 def bring_back(driver: CudaDriver, pids: Iterable[int], gpus: Mapping[str, str]) -> None:
     """Try until all processes run or have ended."""
-    waiting = [found for pid in pids if (found := identify(pid)) is not None]
-    while waiting := [process for process in waiting if process.is_alive]:
+    waiting: list[ProcessId] = [found for pid in pids if (found := identify(pid)) is not None]
+    while True:
+        waiting = [process for process in waiting if process.is_alive]
+        if not waiting:
+            return
         if any(map(_is_stopped, waiting)):
             clock.sleep(_LOOK_S)
             continue

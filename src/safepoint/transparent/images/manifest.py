@@ -317,10 +317,11 @@ def _part(record: Mapping[str, Any]) -> Part:
 
 
 def _machine(record: Mapping[str, Any]) -> Machine:
-    gpus = cast("Any", record.get("gpus", []))
+    gpus = record.get("gpus", [])
     if not isinstance(gpus, list):
         raise TypeError("gpus must be a list")
-    return Machine(**{**_only(Machine, {"gpus": [], **record}), "gpus": tuple(cast("list[str]", gpus))})
+    stated: dict[str, Any] = _only(Machine, {**record, "gpus": tuple(cast("list[str]", gpus))})
+    return Machine(**stated)
 
 
 def _seed(text: Any) -> int:
