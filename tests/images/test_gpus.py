@@ -69,8 +69,8 @@ def start(trainings: Trainings, states: Path, steps: int, pause_s: float) -> int
 
 def test_a_training_on_a_gpu_goes_on_bit_for_bit(trainings: Trainings, tmp_path: Path, states: Path) -> None:
     """Once while it runs on, and once ended and restored."""
-    expected = reference(trainings, "60")
-    pid = start(trainings, states, 60, 0.1)
+    expected = reference(trainings, "400")
+    pid = start(trainings, states, 400, 0.1)
     frozen = safepoint("freeze", "--pid", pid, "--to", tmp_path / "images", "--leave-running")
     assert (states / str(pid)).read_text() == "running"
     trainings.has_reached("out", len(trainings.output("out")) + 3)
