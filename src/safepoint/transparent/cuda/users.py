@@ -1,12 +1,11 @@
 """Finds the processes that use a GPU, and the settings of NCCL without which they could not be restored."""
 
 import contextlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError
-from safepoint.transparent.criu.trees import name_of
+from safepoint.transparent.criu.trees import name_of, open_files
 
 NCCL_SETTINGS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
 """Without them, NCCL maps the memory of other processes and GPUs, which the driver cannot copy."""
@@ -22,7 +21,7 @@ def gpu_users(pids: Iterable[int], proc: Path = Path("/proc")) -> list[int]:
         pids: the processes.
         proc: where the proc file system is mounted.
     """
-    return [pid for pid in pids if any(target.startswith(_DEVICE) for target in _open_files(proc / str(pid) / "fd"))]
+    return [pid for pid in pids if any(target.startswith(_DEVICE) for target in open_files(pid, proc))]
 
 
 def refuse_unfit_nccl(pids: list[int], proc: Path = Path("/proc")) -> None:
@@ -65,12 +64,3 @@ def _environment(pid: int, proc: Path) -> dict[str, str]:
     except OSError:
         return {}
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
-
-
-def _open_files(folder: Path) -> list[str]:
-    found: list[str] = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                found.append(os.readlink(folder / name))
-    return found

@@ -1,0 +1,47 @@
+"""The GPUs that an image names."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from safepoint.checkpoint.format.sealed_record import seal
+from safepoint.errors import ImageError
+from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.images.manifest import ImageManifest
+from tests.support.criu_images import MACHINE, add_image
+
+_UUIDS = ("GPU-01234567-89ab-cdef-0123-456789abcdef", "GPU-11234567-89ab-cdef-0123-456789abcdef")
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> ImageManifest:
+    return add_image(ImageLocation(tmp_path / "images"), tmp_path / "dump", {7: bytes(4096)})
+
+
+def changed(manifest: ImageManifest, gpus: Any) -> bytes:
+    """The manifest as another program would write it; without the field if `gpus` is None."""
+    record = json.loads(manifest.to_bytes())
+    del record["machine"]["gpus"]
+    if gpus is not None:
+        record["machine"]["gpus"] = gpus
+    return seal({name: value for name, value in record.items() if name != "digest"})
+
+
+def test_gpus_are_kept(manifest: ImageManifest) -> None:
+    """In their order; images of earlier commits have none."""
+    with_gpus = dataclasses.replace(manifest, machine=dataclasses.replace(MACHINE, gpus=_UUIDS))
+    assert ImageManifest.from_bytes(with_gpus.to_bytes()) == with_gpus
+    assert ImageManifest.from_bytes(changed(manifest, None)) == manifest
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    ["GPU", [7], [None], {}, None, ["../GPU"], [_UUIDS[0], _UUIDS[0]], [[]], [_UUIDS[0] + "\n"], [_UUIDS[0]] * 300],
+)
+def test_hostile_gpus_are_refused(manifest: ImageManifest, gpus: Any) -> None:
+    """Before anything reads a file of the image."""
+    with pytest.raises(ImageError):
+        ImageManifest.from_bytes(changed(manifest, {"a": 1} if gpus is None else gpus))
