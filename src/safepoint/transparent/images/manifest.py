@@ -162,10 +162,10 @@ class Machine:
 
     def __post_init__(self) -> None:
         check_fields(self, _MACHINE_KINDS)
-        if len(self.gpus) > _MOST_GPUS or len(set(self.gpus)) < len(self.gpus):
-            raise ValueError(f"gpus must be at most {_MOST_GPUS} different UUIDs")
         if not all(isinstance(cast("Any", uuid), str) and _GPU.fullmatch(uuid) for uuid in self.gpus):
             raise ValueError("gpus must be UUIDs such as GPU-00000000-0000-0000-0000-000000000000")
+        if len(self.gpus) > _MOST_GPUS or len(set(self.gpus)) < len(self.gpus):
+            raise ValueError(f"gpus must be at most {_MOST_GPUS} different UUIDs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +258,7 @@ class ImageManifest:
                 "created": self.created,
                 "seed": f"{self.seed:016x}",
                 "sources": [_plain(source) for source in self.sources],
-                "machine": {**_plain(self.machine), "gpus": [*self.machine.gpus]},
+                "machine": _machine_record(self.machine),
                 "parts": [{**_plain(part), "page_files": [*map(_plain, part.page_files)]} for part in self.parts],
                 "files": [entry_record(entry) for entry in self.files],
             }
@@ -314,6 +314,13 @@ def _part(record: Mapping[str, Any]) -> Part:
     files = tuple(PageFileFacts(**_only(PageFileFacts, one)) for one in _list(record["page_files"], MOST_FILES))
     stated: dict[str, Any] = {**_only(Part, record), "page_files": files}
     return Part(**stated)
+
+
+def _machine_record(machine: Machine) -> dict[str, Any]:
+    """Without GPUs the field is absent: images of earlier commits keep the digest by which others name them."""
+    record = _plain(machine)
+    gpus = record.pop("gpus")
+    return {**record, "gpus": [*gpus]} if gpus else record
 
 
 def _machine(record: Mapping[str, Any]) -> Machine:
