@@ -26,6 +26,7 @@ from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stop_trees
 from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
+from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation, NewImage
 from safepoint.transparent.images.manifest import ImageManifest, Machine, part_name
 from safepoint.transparent.images.store_dump import Dump, store_dumps
@@ -42,7 +43,8 @@ class Frozen:
     Args:
         manifest: its manifest.
         folder: the folder in which the image is.
-        frozen_s: how long the processes were stopped, until they ran on or their memory was dumped.
+        frozen_s: how long the processes were frozen by the CUDA driver and by signals, until they ran on or were
+            dumped.
         is_in_memory: whether the raw pages were written to memory first; otherwise to a disk, which takes longer.
     """
 
@@ -87,22 +89,25 @@ def freeze_trees(
     _refuse_overlap(trees)
     refuse_stopped(everything)
     refuse_obstacles(everything)
-    machine = Machine(architecture=platform.machine(), kernel=platform.release(), criu=criu.version)
     with (
         location.writing() as image,
+        gpu_memory_in_host(everything) as gpu_work,
         staging(resident_bytes(everything), image.working) as stage,
         Guard(stage.folder, signal.SIGCONT) as guard,
     ):
-        begun_s = clock.monotonic_s()
         stopped = stop_trees(roots, stopping=guard.watch)
         try:
             dumps = _dump(criu, roots, stage.folder, image, guard)
             for root, dump in zip(roots, dumps, strict=True):
                 carry((carried or {}).get(root, ()), dump.folder)
-            frozen_s = clock.monotonic_s() - begun_s
             if is_running_after:
                 send(signal.SIGCONT, stopped)
                 guard.forget()
+                gpu_work.resume()
+            frozen_s = clock.monotonic_s() - gpu_work.since_s
+            machine = Machine(
+                architecture=platform.machine(), kernel=platform.release(), criu=criu.version, gpus=gpu_work.gpus
+            )
             manifest = store_dumps(image, dumps, machine, parent=location.parent(), progress=progress)
             image.commit(manifest)
             if not is_running_after:

@@ -13,13 +13,14 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from safepoint.errors import ImageError
+from safepoint.errors import FreezeError, ImageError
 from safepoint.foundation.files import delete_tree
 from safepoint.transparent.carried import set_down
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.tree_dump import Restored, TreeRestore
 from safepoint.transparent.criu.trees import processes_of, send
+from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import Part, part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
@@ -51,7 +52,8 @@ def thaw_image(
 
     Raises:
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
-        FreezeError: CRIU could not restore the processes; none runs.
+        FreezeError: CRIU or the CUDA driver could not restore the processes; none runs.
+        UnsupportedError: the processes used a GPU, and this machine cannot restore its memory.
         StorageError: there is too little space for the raw pages.
     """
     require_packages()
@@ -62,6 +64,7 @@ def thaw_image(
             "was restored",
             hint="restore it on a machine of the same kind",
         )
+    places = places_on_this_machine(manifest.machine.gpus)
     control = location.control_folder()
     with (
         staging(raw_bytes(manifest), control) as stage,
@@ -85,6 +88,12 @@ def thaw_image(
         guard.then(signal.SIGCONT)
         undo.pop_all()
         send(signal.SIGCONT, processes)
+        if manifest.machine.gpus:
+            try:
+                resume_restored(processes, places)
+            except FreezeError as error:
+                send(signal.SIGKILL, processes)
+                raise FreezeError(f"{error.message}; the restored processes were ended", hint=error.hint) from error
         guard.release()
     return restored
 

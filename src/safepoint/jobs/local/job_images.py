@@ -133,7 +133,7 @@ def thaw_job(criu: Criu, name: str, *, actor: str, progress: Callable[[int], Non
     with History() as history:
         job = history.job(name)
         image = Path(_image_of(job))
-        with _without_supervisor(job):
+        with contextlib.ExitStack() as starts, _without_supervisor(job):
             _refuse_full(history, job)
 
             def note(restored: "Sequence[Restored]") -> None:
@@ -159,9 +159,11 @@ def thaw_job(criu: Criu, name: str, *, actor: str, progress: Callable[[int], Non
                     )
                     Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
 
-            restored = thaw_image(criu, ImageLocation(image.parent), image.name, before_start=note, progress=progress)
-        start_supervisor(job.name)
-        return restored
+            try:
+                return thaw_image(criu, ImageLocation(image.parent), image.name, before_start=note, progress=progress)
+            finally:
+                if history.job(job.name).needs_supervisor:
+                    starts.callback(start_supervisor, job.name)
 
 
 def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
