@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from safepoint.foundation.processes import processes_of
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
+from safepoint.training.outcome.launcher_folder import running_launchers
 from safepoint.transparent.criu.program import VARIABLE
 from tests.support.commands import safepoint
 from tests.support.criu import PROGRAM
@@ -72,14 +74,17 @@ def test_a_job_goes_on_in_the_middle_of_a_step(place: Place, reference: Place, s
     """DDP over gloo. Each step begins once, so nothing is repeated; the results are equal, bit for bit."""
     place.jobs.submit(place.training("frozen", "--step-ms", "400", **shape))
     place.wait_for_mark("frozen", 4)
+    folders = [folder for folder, pid in running_launchers() if pid in place.launchers("frozen")]
     outcome = safepoint("freeze", "frozen", "--json")
     assert outcome.code == 0, outcome.stderr + place.story("frozen")
     job = place.jobs.job("frozen")
     assert job.state is JobState.SUSPENDED
     assert job.image == outcome.document["path"]
     assert processes_of(job_folder("frozen")) == []
-    before = marks(place, "frozen")
-    assert len(before) < 18
+    assert len(marks(place, "frozen")) < 18
+    assert len(folders) == shape.get("num_nodes", 1)
+    for folder in folders:  # as another launcher would do
+        shutil.rmtree(folder)
     outcome = safepoint("thaw", "frozen", "--json")
     assert outcome.code == 0, outcome.stderr + place.story("frozen")
     assert len(outcome.document["trees"]) == shape.get("num_nodes", 1)
@@ -153,7 +158,8 @@ def test_after_a_kill_the_job_runs_on(place: Place, reference: Place, shape: dic
                 os.kill(pid, signal.SIGKILL)
     process.wait()
     job = place.complete("job")
-    assert job.attempt <= (2 if victim == "launcher" else 1), place.story("job")
+    # A process in which CRIU is killed may crash; then the job starts again.
+    assert job.attempt <= (1 if victim == "coordinator" else 2), place.story("job")
     assert_equal(place.output("job"), reference.output("pair"), 2)
 
 

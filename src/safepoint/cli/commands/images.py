@@ -94,7 +94,7 @@ def freeze(
     criu = find_criu()
     require_packages()
     # Not at the top, here and below: without numpy, this module must still be importable.
-    from safepoint.jobs.local.job_images import freeze_job, temporary_folders_of
+    from safepoint.jobs.local.job_images import freeze_job, images_folder, temporary_folders_of
     from safepoint.transparent.freeze import freeze_trees
     from safepoint.transparent.images.location import ImageLocation
     from safepoint.transparent.images.materialise import raw_bytes
@@ -110,7 +110,9 @@ def freeze(
             progress=progress,
         )
     else:
-        found = freeze_job(criu, job or "", to, is_running_after=leave_running, actor=this_user(), progress=progress)
+        name = job or ""
+        location = ImageLocation(to or images_folder(name))
+        found = freeze_job(criu, name, location, is_running_after=leave_running, actor=this_user(), progress=progress)
     manifest, folder = found.manifest, to or found.folder
     num_processes = sum(part.num_processes for part in manifest.parts)
     document = {
@@ -164,16 +166,14 @@ def thaw(
 
     job = None
     if number_of(Path(target).name) is None and not Path(target).is_dir():
-        job, image = image_of(target)
-    else:
-        image = Path(target)
-    location, name = _find(image)
+        job, target = image_of(target)
+    location, name = _find(Path(target))
     manifest = location.read(name)
     progress = _progress("restoring pages", manifest)
     if job is None:
         trees = thaw_image(criu, location, name, progress=progress)
     else:
-        trees = thaw_job(criu, job, actor=this_user(), progress=progress)
+        trees = thaw_job(criu, job, location, name, actor=this_user(), progress=progress)
     document = {
         "image": str(location.path(name)),
         "job": job,

@@ -27,6 +27,7 @@ from safepoint.transparent.criu.trees import name_of, processes_of
 
 if TYPE_CHECKING:
     from safepoint.transparent.freeze import Frozen
+    from safepoint.transparent.images.location import ImageLocation
     from safepoint.transparent.images.manifest import ImageManifest
     from safepoint.transparent.thaw import Restored
 
@@ -36,10 +37,23 @@ _POLL_S = 0.1
 _FREEZABLE = (JobState.RUNNING, JobState.RESUMING)
 
 
+def images_folder(name: str) -> Path:
+    """The folder for the images of a job, which is deleted with it.
+
+    Args:
+        name: the name of the job, or its first letters.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    with History() as history:
+        return job_folder(history.name_of(name)) / _IMAGES
+
+
 def freeze_job(
     criu: Criu,
     name: str,
-    folder: Path | None,
+    location: "ImageLocation",
     *,
     is_running_after: bool,
     actor: str,
@@ -50,7 +64,7 @@ def freeze_job(
     Args:
         criu: the CRIU to use.
         name: the name of the job, or its first letters.
-        folder: the folder for the image; None for a folder that is deleted with the job.
+        location: where the image will be, such as in `images_folder`.
         is_running_after: whether the job runs on; otherwise it is suspended.
         actor: the user or program that requests it.
         progress: called with the number of bytes of pages stored since the last call.
@@ -61,12 +75,10 @@ def freeze_job(
         FreezeError, SafepointError, OSError: it could not be frozen, and runs on.
     """
     from safepoint.transparent.freeze import freeze_trees
-    from safepoint.transparent.images.location import ImageLocation
 
     with History() as history:
         job = history.job(name)
         roots = _launchers_of(history, job)
-        location = ImageLocation(folder or job_folder(job.name) / _IMAGES)
 
         def note(manifest: "ImageManifest") -> None:
             image = location.path(manifest.name)
@@ -98,8 +110,8 @@ def freeze_job(
     return frozen
 
 
-def image_of(name: str) -> tuple[str, Path]:
-    """The full name of a job that can be thawed, and its image.
+def image_of(name: str) -> tuple[str, str]:
+    """The full name of a job that can be thawed, and the path of its image.
 
     Args:
         name: the name of the job, or its first letters.
@@ -110,15 +122,25 @@ def image_of(name: str) -> tuple[str, Path]:
     """
     with History() as history:
         job = history.job(name)
-        return job.name, Path(_image_of(job))
+        return job.name, _image_of(history, job)
 
 
-def thaw_job(criu: Criu, name: str, *, actor: str, progress: Callable[[int], None] | None = None) -> "list[Restored]":
-    """Restore the processes of a job from its newest image. Its supervisor watches whether they make progress.
+def thaw_job(
+    criu: Criu,
+    name: str,
+    location: "ImageLocation",
+    image: str,
+    *,
+    actor: str,
+    progress: Callable[[int], None] | None = None,
+) -> "list[Restored]":
+    """Restore the processes of a job from its image. Its supervisor watches whether they make progress.
 
     Args:
         criu: the CRIU to use.
         name: the name of the job, or its first letters.
+        location: where the image is.
+        image: the name of the image that `image_of` returns.
         actor: the user or program that requests it.
         progress: called with the number of bytes of pages restored since the last call.
 
@@ -127,12 +149,11 @@ def thaw_job(criu: Criu, name: str, *, actor: str, progress: Callable[[int], Non
         ConflictError: the job is active or complete, or its slots are taken.
         SafepointError, OSError: the processes could not be restored; the job is as it was.
     """
-    from safepoint.transparent.images.location import ImageLocation
     from safepoint.transparent.thaw import thaw_image
 
     with History() as history:
         job = history.job(name)
-        image = Path(_image_of(job))
+        path = _image_of(history, job)
         with contextlib.ExitStack() as starts, _without_supervisor(job):
             _refuse_full(history, job)
 
@@ -153,14 +174,14 @@ def thaw_job(criu: Criu, name: str, *, actor: str, progress: Callable[[int], Non
                         job.name,
                         JobState.RESUMING,
                         actor=actor,
-                        message=f"restored from {image}",
+                        message=f"restored from {path}",
                         wanted=RequestedAction.RUN,
                         exit_code=None,
                     )
                     Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
 
             try:
-                return thaw_image(criu, ImageLocation(image.parent), image.name, before_start=note, progress=progress)
+                return thaw_image(criu, location, image, before_start=note, progress=progress)
             finally:
                 if history.job(job.name).needs_supervisor:
                     starts.callback(start_supervisor, job.name)
@@ -204,7 +225,7 @@ def _roots_of(history: History, job: JobRecord) -> list[int]:
     return [node.process.pid for node in nodes if node.process.is_alive]
 
 
-def _image_of(job: JobRecord) -> str:
+def _image_of(history: History, job: JobRecord) -> str:
     if job.state.is_active or job.state is JobState.COMPLETE:
         raise ConflictError(
             f"job {job.name} is {job.state}; nothing was restored", hint=f"see `safepoint status {job.name}`"
@@ -214,12 +235,26 @@ def _image_of(job: JobRecord) -> str:
             f"the newest attempt of job {job.name} has no process image; nothing was restored",
             hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
+    if len(history.nodes(job.name, job.attempt)) != job.num_nodes:
+        raise ConflictError(
+            f"job {job.name} has another number of nodes than in its process image; nothing was restored",
+            hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
+        )
     return job.image
 
 
 def _refuse_full(history: History, job: JobRecord) -> None:
-    """Raise ConflictError if other jobs have the slots."""
+    """Raise ConflictError if other jobs have the slots, or the very GPUs of the job."""
     others = [other for other in history.jobs(slots.CONCERNED) if other.name != job.name]
+    own = {gpu for node in history.nodes(job.name, job.attempt) for gpu in node.gpus}
+    for other in others:
+        taken = {gpu for node in history.nodes(other.name, other.attempt) for gpu in node.gpus if gpu in own}
+        if taken and other.state.holds_slots:
+            raise ConflictError(
+                f"job {job.name} cannot run now, because job {other.name} uses its GPU {min(taken)}; nothing was "
+                "restored",
+                hint=f"suspend {other.name}, or try again later",
+            )
     admission = slots.admit(job.name, [*others, job], slots.count_slots())
     if not admission.may_start:
         raise ConflictError(

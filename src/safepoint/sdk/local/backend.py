@@ -13,7 +13,7 @@ from safepoint.errors import (
     SafepointError,
     UsageError,
 )
-from safepoint.jobs.local.job_images import freeze_job, thaw_job
+from safepoint.jobs.local.job_images import freeze_job, image_of, images_folder, thaw_job
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots
@@ -227,8 +227,10 @@ class LocalBackend(RuntimeBackend):
         with as_kubeflow_raises():
             criu = find_criu()
             require_packages()
-            to = None if folder is None else Path(folder)
-            freeze_job(criu, name, to, is_running_after=leave_running, actor=this_user())
+            from safepoint.transparent.images.location import ImageLocation
+
+            location = ImageLocation(images_folder(name) if folder is None else Path(folder))
+            freeze_job(criu, name, location, is_running_after=leave_running, actor=this_user())
             return self._changed(name, lambda jobs: jobs.job(name))
 
     def thaw_job(self, name: str) -> TrainJob:
@@ -236,7 +238,10 @@ class LocalBackend(RuntimeBackend):
         with as_kubeflow_raises():
             criu = find_criu()
             require_packages()
-            thaw_job(criu, name, actor=this_user())
+            from safepoint.transparent.images.location import ImageLocation
+
+            path = Path(image_of(name)[1])
+            thaw_job(criu, name, ImageLocation(path.parent), path.name, actor=this_user())
             return self._changed(name, lambda jobs: jobs.job(name))
 
     def _warn_of_risk(self, name: str) -> None:

@@ -61,8 +61,9 @@ class Criu:
         command = self.command(action, arguments, folder=folder, log=log)
         # A file, not a pipe: if CRIU is killed, processes that it has started may hold the pipe open.
         with tempfile.TemporaryFile() as output:
+            # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
             with subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, process_group=0
             ) as process:
                 if started is not None:
                     started(process.pid)

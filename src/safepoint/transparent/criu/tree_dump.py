@@ -97,6 +97,7 @@ class TreeRestore:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=self._in_namespace,
+            process_group=None if self._in_namespace else 0,
         )
         self._identity = identify(self._process.pid)
 

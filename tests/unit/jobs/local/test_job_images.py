@@ -16,13 +16,15 @@ from safepoint.foundation.files import write_atomic
 from safepoint.foundation.processes import identify
 from safepoint.jobs.local.attempt import thaw_watch
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
-from safepoint.jobs.local.job_images import freeze_job, image_of, thaw_job
+from safepoint.jobs.local.job_images import freeze_job, image_of, images_folder, thaw_job
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import PROGRESS_NAME, Progress, State
 from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.tree_dump import Restored
+from safepoint.transparent.images.location import ImageLocation
 from tests.support.criu_images import dump
 from tests.support.supervisors import supervisor_pid
 from tests.unit.jobs.local.test_supervisor import Place, Thread, place, wait_until
@@ -56,7 +58,12 @@ def start(place: Place, *orders: str, name: str = "a", **fields: Any) -> list[in
 
 
 def freeze(name: str = "a", *, is_running_after: bool = False) -> None:
-    freeze_job(CRIU, name, None, is_running_after=is_running_after, actor="me")
+    freeze_job(CRIU, name, ImageLocation(images_folder(name)), is_running_after=is_running_after, actor="me")
+
+
+def thaw(name: str = "a") -> list[Restored]:
+    path = Path(image_of(name)[1])
+    return thaw_job(CRIU, name, ImageLocation(path.parent), path.name, actor="me")
 
 
 def test_a_frozen_job_is_suspended_and_goes_on_in_the_same_attempt(place: Place) -> None:
@@ -66,17 +73,17 @@ def test_a_frozen_job_is_suspended_and_goes_on_in_the_same_attempt(place: Place)
     job = place.job()
     image = job_folder("a") / "images" / "image-1"
     assert (job.state, job.message) == (JobState.SUSPENDED, f"frozen in {image}; nothing is saved yet")
-    assert image_of("a") == ("a", image)
+    assert image_of("a") == ("a", str(image))
     wait_until(lambda: supervisor_pid("a") is None)
     assert place.history.attempts("a")[0].ended
-    trees = thaw_job(CRIU, "a", actor="me")
+    trees = thaw()
     assert [tree.pid for tree in trees] == [int(Path(f"restored-{part}").read_text()) for part in range(2)]
     job = place.job()
     assert (job.state, job.attempt, job.wanted) == (JobState.RESUMING, 1, RequestedAction.RUN)
     assert place.history.attempts("a")[0].ended is None
     assert [node.process for node in place.history.nodes("a", 1)] == [identify(tree.pid) for tree in trees]
     with pytest.raises(ConflictError, match="Resuming"):
-        thaw_job(CRIU, "a", actor="me")
+        thaw()
     for tree in trees:
         os.kill(tree.pid, signal.SIGKILL)
     job = place.wait_for(JobState.COMPLETE)
@@ -133,15 +140,18 @@ def test_what_cannot_be_frozen_or_restored_is_refused(place: Place, monkeypatch:
     place.history.request("a", RequestedAction.SUSPEND, actor="me")
     place.wait_for(JobState.SUSPENDED)
     with pytest.raises(NotFoundError, match="has no process image"):
-        thaw_job(CRIU, "a", actor="me")
+        thaw()
     monkeypatch.setenv("STAND_IN_FAULT", "")
     start(place, "wait 75", name="b", cpu_per_node=2)
     freeze("b")
     start(place, f"until {place.folder}/go", name="c", cpu_per_node=2)
     with pytest.raises(ConflictError, match="cannot run now"):
-        thaw_job(CRIU, "b", actor="me")
+        thaw("b")
     assert place.job("b").state is JobState.SUSPENDED
     assert not Path("restored-0").exists()
+    place.history.change_nodes(place.job("b"), 2, actor="me")
+    with pytest.raises(ConflictError, match="another number of nodes"):
+        thaw("b")
     (place.folder / "go").touch()
     place.wait_for(JobState.COMPLETE, name="c")
 
@@ -176,7 +186,7 @@ def test_the_limit_follows_the_pace() -> None:
     """A job without a known pace is not watched."""
     assert limit_after(None) is None
     assert limit_after(progress(step_s=None)) is None
-    assert limit_after(progress()) == 30.0
+    assert limit_after(progress()) == 60.0
     assert limit_after(progress(step_s=20.0, pause_s=5.0)) == 250.0
 
 

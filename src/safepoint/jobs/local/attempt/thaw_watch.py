@@ -13,7 +13,7 @@ from safepoint.foundation.units import format_duration
 from safepoint.jobs.local.attempt import rank_reports
 from safepoint.progress.record import Progress, State
 
-_LEAST_S = 30.0
+_LEAST_S = 60.0
 _NUM_STEPS = 10
 _BUSY = 0.1
 """A job that evaluates or saves reports no step. It is stuck if it uses less than this share of a processor."""
