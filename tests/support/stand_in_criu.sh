@@ -12,7 +12,6 @@ while [ $# -gt 0 ]; do
     --images-dir) images=$2 ;;
     --log-file) log=$2 ;;
     --tree) root=$2 ;;
-    --pidfile) pidfile=$2 ;;
     --action-script) script=$2 ;;
   esac
   shift
@@ -50,9 +49,9 @@ kill -STOP "$root"
 echo "$root" >"restored-$part.new"
 mv "restored-$part.new" "restored-$part"
 fault
+export CRTOOLS_INIT_PID="$root"
 if ! CRTOOLS_SCRIPT_ACTION=post-restore "$script"; then
   kill -KILL "$root"
   leave "Aborting restore due to post-restore script"
 fi
-echo "$root" >"$pidfile"
 CRTOOLS_SCRIPT_ACTION=post-resume "$script"

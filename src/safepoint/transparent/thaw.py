@@ -10,7 +10,7 @@ written. Either all trees go on or, also if Safepoint or CRIU is killed, none.
 import contextlib
 import platform
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from safepoint.errors import FreezeError, ImageError
@@ -75,31 +75,31 @@ def thaw_image(
         for number in range(len(manifest.parts)):
             for folder in set_down(stage.folder / part_name(number)):
                 undo.callback(delete_tree, folder)
-        restored = _restore(criu, stage.folder, control, manifest.parts)
-        processes = [pid for one in restored for pid in processes_of(one.pid)]
-        for pid in processes:
-            guard.watch(pid)
-        try:
+        with _restored(criu, stage.folder, control, manifest.parts) as restored:
+            processes = [pid for one in restored for pid in processes_of(one.pid)]
+            for pid in processes:
+                guard.watch(pid)
             if before_start is not None:
                 before_start(restored)
-        except BaseException:
-            send(signal.SIGKILL, processes)
-            raise
-        guard.then(signal.SIGCONT)
+            guard.then(signal.SIGCONT)
+            send(signal.SIGCONT, processes)
+            if manifest.machine.gpus:
+                _resume_gpus(processes, places)
         undo.pop_all()
-        send(signal.SIGCONT, processes)
-        if manifest.machine.gpus:
-            try:
-                resume_restored(processes, places)
-            except FreezeError as error:
-                send(signal.SIGKILL, processes)
-                raise FreezeError(f"{error.message}; the restored processes were ended", hint=error.hint) from error
         guard.release()
     return restored
 
 
-def _restore(criu: Criu, stage: Path, logs: Path, parts: Sequence[Part]) -> list[Restored]:
-    """Restore all trees. They are stopped when this function returns."""
+def _resume_gpus(processes: Sequence[int], places: dict[str, str]) -> None:
+    try:
+        resume_restored(processes, places)
+    except FreezeError as error:
+        raise FreezeError(f"{error.message}; the restored processes were ended", hint=error.hint) from error
+
+
+@contextlib.contextmanager
+def _restored(criu: Criu, stage: Path, logs: Path, parts: Sequence[Part]) -> Generator[list[Restored]]:
+    """Restore all trees. In the `with` block they are stopped, and an exception ends them."""
     begun: list[TreeRestore] = []
     try:
         for number, part in enumerate(parts):
@@ -111,8 +111,10 @@ def _restore(criu: Criu, stage: Path, logs: Path, parts: Sequence[Part]) -> list
             one.wait()
         for one in begun:
             one.go_on()
-        return [one.restored() for one in begun]
+        yield [one.restored() for one in begun]
     except BaseException:
         for one in begun:
             one.give_up()
         raise
+    for one in begun:
+        one.finish()

@@ -1,8 +1,12 @@
-"""Holds CRIU at the point of a restore where all processes of a tree exist and none runs, until a word is given.
+"""Holds CRIU at two points of a restore: when all processes exist and none runs, and when CRIU is done with them.
 
-A connection between two trees survives only if both ends exist before one of them sends anything. CRIU runs a script
-at this point, which waits for a lock. If Safepoint ends meanwhile, the kernel releases the lock, the script finds no
-word, and CRIU ends what it has restored. CRIU closes all descriptors that it inherits, so a pipe would not do.
+A connection between two trees survives only if both ends exist before one of them sends anything, so all trees are
+held at the first point. At the second one, the restored processes are still stopped. If CRIU ended now, the kernel
+would end those that are in its session with SIGHUP, because their parent is gone.
+
+CRIU runs a script at these points, which waits for a lock. If Safepoint ends meanwhile, the kernel releases the lock.
+At the first point, the script then finds no word, and CRIU ends what it has restored. CRIU closes all descriptors
+that it inherits, so a pipe would not do.
 """
 
 import fcntl
@@ -12,8 +16,11 @@ from pathlib import Path
 _SCRIPT = """#!/bin/sh
 folder=${0%/*}
 case $CRTOOLS_SCRIPT_ACTION in
-  post-restore) : >"$folder/restored" && flock --shared "$folder/gate" true && [ -e "$folder/go" ] ;;
-  post-resume) : >"$folder/resumed" ;;
+  post-restore)
+    echo "$CRTOOLS_INIT_PID" >"$folder/pid" && mv "$folder/pid" "$folder/restored" &&
+      flock --shared "$folder/start" true && [ -e "$folder/go" ]
+    ;;
+  post-resume) : >"$folder/resumed" && flock --shared "$folder/end" true ;;
 esac
 """
 
@@ -30,26 +37,35 @@ class Gate:
         self.script = folder / "gate.sh"
         self.script.write_text(_SCRIPT)
         self.script.chmod(0o700)
-        self._lock = os.open(folder / "gate", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._locks = {name: _locked(folder / name) for name in ("start", "end")}
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether all processes exist, and CRIU waits."""
-        return (self._folder / "restored").exists()
+    def restored(self) -> int | None:
+        """The root process, as CRIU sees it, when all processes exist; None before."""
+        try:
+            return int((self._folder / "restored").read_text())
+        except FileNotFoundError:
+            return None
 
     @property
     def is_passed(self) -> bool:
-        """Whether CRIU has completed the restore."""
+        """Whether CRIU has completed the restore. The processes are stopped."""
         return (self._folder / "resumed").exists()
 
     def open(self) -> None:
-        """Let CRIU go on."""
+        """Let CRIU complete the restore."""
         (self._folder / "go").touch()
-        self.close()
+        self._release("start")
 
     def close(self) -> None:
-        """Release the lock. If the gate was not opened, CRIU ends what it has restored."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """Let CRIU end. If the gate was not opened, CRIU ends what it has restored."""
+        for name in list(self._locks):
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        os.close(self._locks.pop(name))
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor

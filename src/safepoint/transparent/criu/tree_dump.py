@@ -25,7 +25,6 @@ from safepoint.transparent.criu.program import Criu, failure
 from safepoint.transparent.criu.trees import processes_of, send
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
-_PID_FILE = "restored.pid"
 _LOOK_S = 0.005
 
 
@@ -61,7 +60,7 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
 
 
 class TreeRestore:
-    """A process tree that CRIU restores. First `wait`, then `go_on` or `give_up`.
+    """A process tree that CRIU restores: `wait`, `go_on`, `restored` and `finish`; or `give_up` at any time.
 
     Args:
         criu: the CRIU to use.
@@ -74,7 +73,7 @@ class TreeRestore:
     """
 
     def __init__(self, criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool) -> None:
-        self._folder, self._log = folder, log
+        self._log = log
         self._numbers = [int(match[1]) for path in folder.iterdir() if (match := _CORE.fullmatch(path.name))]
         self._in_namespace = any(Path(f"/proc/{number}").exists() for number in self._numbers)
         for program in ("flock", "unshare") if self._in_namespace else ("flock",):
@@ -87,10 +86,9 @@ class TreeRestore:
         gate = folder / "gate"
         gate.mkdir(0o700)
         self._gate = Gate(gate)
-        self._pid_file.unlink(missing_ok=True)
         arguments = ["--action-script", str(self._gate.script), *_shell_job(is_in_session_of_other)]
         if not self._in_namespace:
-            arguments += ["--pidfile", str(self._pid_file), "--restore-detached"]
+            arguments.append("--restore-detached")
         self._process = subprocess.Popen(
             [*namespace, *criu.command("restore", arguments, folder=folder, log=log)],
             stdin=subprocess.DEVNULL,
@@ -101,25 +99,23 @@ class TreeRestore:
         )
         self._identity = identify(self._process.pid)
 
-    @property
-    def _pid_file(self) -> Path:
-        return self._folder / _PID_FILE
-
     def wait(self) -> None:
         """Wait until all processes exist. None of them runs yet.
 
         Raises:
             FreezeError: CRIU failed; call `give_up`.
         """
-        while not self._gate.is_reached:
+        while self._gate.restored() is None:
             self._look()
 
     def go_on(self) -> None:
-        """Let CRIU complete the restore. The next call must be `restored`."""
+        """Let CRIU complete the restore."""
         self._gate.open()
 
     def restored(self) -> Restored:
         """Wait until the restore is complete. The processes are as they were dumped: stopped.
+
+        When they run, call `finish`.
 
         Raises:
             FreezeError: CRIU failed; call `give_up`.
@@ -127,13 +123,17 @@ class TreeRestore:
         while not self._gate.is_passed:
             self._look()
         if not self._in_namespace:
-            if (code := self._process.wait()) != 0:
-                raise failure("restore", self._log, code)
-            return Restored(pid=int(self._pid_file.read_text()), in_namespace=False)
+            return Restored(pid=self._gate.restored() or 0, in_namespace=False)
         tree = processes_of(self._process.pid)
         if len(tree) < 3:  # `unshare`, CRIU, and the root of the tree
             raise FreezeError("the restored processes ended at once", hint="look into the output of the program")
         return Restored(pid=tree[2], in_namespace=True)
+
+    def finish(self) -> None:
+        """Let CRIU end. In a namespace, it ends with the processes."""
+        self._gate.close()
+        if not self._in_namespace:
+            self._process.wait()
 
     def _look(self) -> None:
         """Wait for a moment.
