@@ -73,7 +73,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_job_goes_on_in_the_middle_of_a_step(place: Place, reference: Place, shape: dict[str, Any]) -> None:
-    """Frozen twice. DDP over gloo. Each step begins once, so nothing is repeated; the results are equal, bit for bit."""
+    """DDP over gloo, frozen twice. Each step begins once: nothing is repeated. The results are equal, bit for bit."""
     place.jobs.submit(place.training("frozen", "--step-ms", "400", **shape))
     for step in (3, 8):
         place.wait_for_mark("frozen", step)

@@ -159,3 +159,17 @@ def test_progress_forgives_all_setbacks() -> None:
 def test_what_was_asked_for_is_no_setback(wanted: RequestedAction) -> None:
     """A job may be preempted as often as anybody likes."""
     assert end(75, wanted=wanted, setbacks=MAX_SETBACKS).setbacks == 0
+
+
+def test_a_frozen_job_is_suspended_and_names_its_image() -> None:
+    """Its launchers were killed. If they saved instead, because they ran on, the checkpoint counts."""
+    frozen = end(None, None, wanted=RequestedAction.FREEZE, safe_step=3, image="/images/image-1")
+    assert (frozen.state, frozen.message) == (SUSPENDED, "frozen in /images/image-1; step 3 is saved")
+    saved = end(75, 75, wanted=RequestedAction.FREEZE, safe_step=4, image="/images/image-1")
+    assert (saved.state, saved.message) == (SUSPENDED, "step 4 is saved")
+    assert end(None, safe_step=3, image="/images/image-1").state is RESTARTING
+
+
+def test_why_safepoint_has_killed_the_launchers() -> None:
+    outcome = end(None, safe_step=3, cause="made no progress")
+    assert (outcome.state, outcome.message) == (RESTARTING, "it made no progress; step 3 is saved")
