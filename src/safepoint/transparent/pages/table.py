@@ -123,6 +123,14 @@ class PageTable:
                 "not used"
             )
 
+    def page_files(self) -> set[PageFileId]:
+        """The page files to which the runs refer; for zero pages, one that does not exist."""
+        return {
+            PageFileId(*map(int, place))
+            for begin in range(0, len(self.runs), _CHUNK_RUNS)
+            for place in np.unique(self.runs[begin : begin + _CHUNK_RUNS][["image", "part", "file"]])
+        }
+
     def counts(self) -> tuple[int, int, int]:
         """How many pages are zero, stored in this image, and equal to pages of its sources."""
         numbers = self.runs["num_pages"]
