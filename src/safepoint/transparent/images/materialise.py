@@ -123,7 +123,9 @@ class _OpenImage:
         needed = {key for table in self.tables.values() for key in table.page_files()} & self._of_chain.keys()
         paths = {key: f"{part_name(key.part)}/{regions_name(key.file)}" for key in needed}
         for distance, one in enumerate(self._chain):
-            self._location.fetch(one, {paths[key] for key in needed if key.image == THIS_IMAGE + distance}.__contains__)
+            self._location.fetch(
+                one, {paths[key] for key in needed if key.image == THIS_IMAGE + distance}.__contains__
+            )
         for key in sorted(needed):
             one = self._chain[key.image - THIS_IMAGE]
             path = self._location.path(one.name) / paths[key]

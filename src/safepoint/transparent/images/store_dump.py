@@ -197,6 +197,9 @@ def tables_of(location: ImageLocation, manifest: ImageManifest) -> dict[tuple[in
             header = table.header
             stated = (facts.file, manifest.seed, facts.num_pages, facts.num_stored)
             if (header.file, header.seed, header.num_pages, header.num_stored) != stated:
-                raise ImageError(f"{location.where(manifest.name)}/{name} is not the table that {manifest.name} describes; it was not used")
+                raise ImageError(
+                    f"{location.where(manifest.name)}/{name} is not the table that its manifest describes; it was "
+                    "not used"
+                )
             tables[number, facts.file] = table
     return tables

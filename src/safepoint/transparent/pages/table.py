@@ -73,7 +73,8 @@ class PageTable:
             header = TableHeader.from_bytes(file.read(0, min(TableHeader.SIZE_BYTES, file.size_bytes)), name)
             if file.size_bytes != header.table_bytes:
                 raise ImageError(
-                    f"{name} has {file.size_bytes} bytes, and its header implies {header.table_bytes}; it was not used"
+                    f"{name} has {file.size_bytes} bytes, and its header implies {header.table_bytes}; it was not "
+                    "used"
                 )
             content = file.content()
         _check_digest(content, name)
