@@ -17,17 +17,9 @@ from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import MOST_CHAIN, Source
 from safepoint.transparent.images.materialise import materialise, verify
 from safepoint.transparent.images.store_dump import Dump, store_dumps
-from tests.support.criu_images import MACHINE, dump, pagemap
+from tests.support.criu_images import MACHINE, dump, pagemap, same_files
 from tests.support.criu_images import add_image as add
-
-
-def pages(seed: int, num_pages: int) -> bytes:
-    return random.Random(seed).randbytes(num_pages * 4096)
-
-
-def same_files(dumped: Path, restored: Path) -> None:
-    expected = {path.name: path.read_bytes() for path in dumped.glob("*.img")}
-    assert {path.name: path.read_bytes() for path in restored.iterdir()} == expected
+from tests.support.criu_images import random_pages as pages
 
 
 @pytest.fixture
