@@ -242,7 +242,7 @@ def verify(
             except ImageError as error:
                 fault = error.message
             documents.append({"name": name, "path": location.where(name), "is_deep": deep, "fault": fault})
-            lines.append(f"{name}: {'damaged' if fault else 'valid' if deep else 'complete'}")
+            lines.append(f"{name}: {'cannot be restored' if fault else 'valid' if deep else 'complete'}")
             lines += [f"  {fault}"] if fault else []
     print_answer(as_json, documents, lines)
     num_damaged = sum(document["fault"] is not None for document in documents)

@@ -46,10 +46,16 @@ def restore_pages(
         OSError: the file cannot be written.
     """
     offset = 0
-    for pages in _checked(table, files, progress):
-        if pages.obj is not _ZEROS:
-            write_at(descriptor, pages, offset)
-        offset += len(pages)
+    writing: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="safepoint-write") as pool:
+        for pages in _checked(table, files, progress):
+            if pages.obj is not _ZEROS:
+                writing.append(pool.submit(write_at, descriptor, pages, offset))
+            if len(writing) > _NUM_AHEAD:
+                writing.popleft().result()
+            offset += len(pages)
+        for one in writing:
+            one.result()
     os.ftruncate(descriptor, offset)
 
 

@@ -1,7 +1,8 @@
 """Mutations of images, manifests and chains: each is refused with a message, or what is restored is what was dumped.
 
 An accident changes files. A forger also makes all digests fit: without a key, what is restored may then be what the
-forger has written, and with a key it never is. `make test-long` makes 3,000 mutations, and `make test` 750. A turn depends on its number only, so each can be repeated by itself.
+forger has written, and with a key it never is. `make test-long` makes 3,000 mutations, and `make test` 750. A turn
+depends on its number only, so each can be repeated by itself.
 """
 
 import json
