@@ -2,9 +2,9 @@
 
 Three trainings on the CPU: an adapter beside frozen weights, all weights with AdamW, and a process with two ranks
 (DDP over gloo). Each is frozen again and again, by stock CRIU into memory (tmpfs) and by Safepoint, in turns, while
-it runs on. Then it is frozen for good by both, and both images are restored in turns: stock CRIU restores from raw pages
-in memory; Safepoint reads the image, compares all digests, writes the raw pages to memory, and restores from them.
-Limits of the same machine: stock CRIU by itself, and a copy of the raw pages from memory to memory.
+it runs on. Then it is frozen for good by both, and both images are restored in turns: stock CRIU restores from raw
+pages in memory; Safepoint reads the image, compares all digests, writes the raw pages to memory, and restores from
+them. Limits of the same machine: stock CRIU by itself, and a copy of the raw pages from memory to memory.
 
 Needs root and CRIU 4.2 (`make test-images` installs one for the tests, which is used here, too).
 """

@@ -273,7 +273,8 @@ class _BucketDestination:
         self._folder = folder
         self._progress = progress
         self._data = b""
-        self._is_published = False
+        self._is_left = False
+        """Whether there is a manifest, so that nothing may be deleted."""
 
     def prepare(self, record: ImageManifest | None) -> None:
         """Upload the files."""
@@ -290,16 +291,17 @@ class _BucketDestination:
         try:
             self._store.write(f"{self._name}/{MANIFEST_NAME}", self._data, condition=ABSENT)
         except ConditionError as error:
+            self._is_left = True
             raise ConflictError(
                 f"another process has written {self._store.location.child(self._name)}; nothing was committed",
                 hint="let one process at a time write there",
             ) from error
-        self._is_published = True
+        self._is_left = True
 
     def discard(self) -> None:
         """Delete what was uploaded, unless it is committed. What cannot be deleted now stays claimed."""
         with contextlib.suppress(SafepointError):
             self._claim.check()
-            if not self._is_published:
+            if not self._is_left:
                 self._claim.delete_objects()
             self._claim.release()
