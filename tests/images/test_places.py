@@ -22,6 +22,9 @@ def test_a_training_goes_on_from_a_bucket_and_from_a_copy(
     """Encrypted, a chain of two: thawed from the bucket, frozen into it again, copied to a folder, thawed there."""
     for name, value in moto.variables.items():
         monkeypatch.setenv(name, value)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir(mode=0o700)
+    monkeypatch.setenv("TMPDIR", str(temporary))
     place = f"{moto.location('frozen')}"
     expected = reference(trainings, "200", "lora")
     pid = trainings.start("out", "200", "lora", "0.1")
@@ -40,7 +43,7 @@ def test_a_training_goes_on_from_a_bucket_and_from_a_copy(
     assert [one["name"] for one in copied] == ["image-1", "image-2"]
     trainings.restored.append(safepoint("thaw", tmp_path / "copied")["pid"])
     assert trainings.has_ended("out") == expected
-    assert list(Path("/tmp").glob("safepoint-images-*/*")) == []
+    assert list(temporary.glob("safepoint-images-*")) == []
 
 
 def test_an_image_of_another_key_needs_trust(
