@@ -102,4 +102,4 @@ class ImageProtection:
 def _derived(secret: bytes, salt: bytes, purpose: str) -> bytes:
     """HKDF (RFC 5869) with SHA-256, for 32 bytes."""
     extracted = hmac.digest(salt or bytes(hashlib.sha256().digest_size), secret, "sha256")
-    return hmac.digest(extracted, f"safepoint image v1 {purpose}\x01".encode(), "sha256")
+    return hmac.digest(extracted, f"process image v1 {purpose}\x01".encode(), "sha256")

@@ -142,7 +142,7 @@ def test_derived_keys_stay_the_same() -> None:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     def derived(salt: bytes | None, purpose: str) -> bytes:
-        info = f"safepoint image v1 {purpose}".encode()
+        info = f"process image v1 {purpose}".encode()
         return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(_KEY.secret)
 
     assert protection(True).key == derived(b"s" * 32, "encrypted file part-0/core-1.img")
