@@ -113,10 +113,19 @@ class _OpenImage:
                 self._of_chain[PageFileId(image, part, file)] = table
 
     def check_runs(self) -> None:
-        """Each run of a table leads to pages that exist."""
+        """Each run of a table leads to pages that exist, and there are as many of each kind as the manifest states.
+
+        The space that the raw pages need follows from the manifest.
+        """
         limits = num_stored_of(self._of_chain)
-        for table in self.tables.values():
+        facts = {
+            (number, one.file): one for number, part in enumerate(self.manifest.parts) for one in part.page_files
+        }
+        for place, table in self.tables.items():
             table.check_runs(limits)
+            stated = facts[place]
+            if table.counts() != (stated.num_zero, stated.num_stored, stated.num_equal):
+                raise ImageError(f"{table.name} has other pages than {self.manifest.name} states; it was not used")
 
     def open(self, stack: contextlib.ExitStack) -> None:
         """Open the files of regions to which the tables refer."""

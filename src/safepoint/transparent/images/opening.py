@@ -1,12 +1,10 @@
 """Opens the images at a location: a folder of this machine, or a prefix of an object store."""
 
 import contextlib
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 from safepoint.errors import UsageError
-from safepoint.foundation.files import delete_tree
 from safepoint.foundation.shared_folders.temporary import private_parent
 from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
@@ -14,6 +12,7 @@ from safepoint.transparent.images.bucket import ImageBucket
 from safepoint.transparent.images.location import ImageLocation, Progress
 from safepoint.transparent.images.manifest import number_of
 from safepoint.transparent.protection.keys import ImageKey, own_key, own_key_path, read_key
+from safepoint.transparent.secret_folders import secret_folder
 
 
 def key_of(path: Path | None, *, is_made: bool) -> ImageKey | None:
@@ -68,8 +67,7 @@ def open_images(
     if location.is_folder:
         yield ImageLocation(location.folder, key, is_encrypting=is_encrypting, only_authentic=only_authentic)
         return
-    folder = Path(tempfile.mkdtemp(prefix="safepoint-images-", dir=private_parent()))
-    try:
+    with secret_folder(private_parent(), "safepoint-images-") as folder:
         yield ImageBucket(
             open_store(location),
             folder,
@@ -78,5 +76,3 @@ def open_images(
             only_authentic=only_authentic,
             progress=progress,
         )
-    finally:
-        delete_tree(folder)

@@ -220,3 +220,15 @@ def test_a_source_has_the_name_of_an_image() -> None:
     for name in ("../image-1", "image-0", "checkpoint-1", ""):
         with pytest.raises(ValueError, match="source"):
             Source(name=name, digest=_ENTRY.digest)
+
+
+def test_a_manifest_that_understates_its_memory(copied: ImageLocation) -> None:
+    """The space for the raw pages is computed from it, so pages that are no zeros may not be called zeros."""
+    manifest = copied.read("image-2")
+    facts = manifest.parts[0].page_files[0]
+    assert facts.num_equal > 10
+    other = replace(facts, num_equal=facts.num_equal - 10, num_zero=facts.num_zero + 10)
+    part = replace(manifest.parts[0], page_files=(other, *manifest.parts[0].page_files[1:]))
+    (copied.path("image-2") / "image.json").write_bytes(replace(manifest, parts=(part,)).to_bytes())
+    with pytest.raises(ImageError, match="other pages than"):
+        verify(copied, "image-2", deep=False)
