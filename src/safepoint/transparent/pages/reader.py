@@ -85,7 +85,7 @@ class _Regions:
 
     def __init__(self, files: Mapping[PageFileId, RegionFile]) -> None:
         self._files = files
-        self._cache: OrderedDict[tuple[PageFileId, int], bytes] = OrderedDict()
+        self._cache: OrderedDict[tuple[PageFileId, int], bytes | memoryview] = OrderedDict()
         self._lock = threading.Lock()
 
     def pages(self, piece: _Piece) -> memoryview:
@@ -95,7 +95,7 @@ class _Regions:
         region = _ZEROS if key.image == ZERO else self._region(key, first // REGION_PAGES)
         return memoryview(region)[begin : begin + num_pages * PAGE_BYTES]
 
-    def _region(self, key: PageFileId, number: int) -> bytes:
+    def _region(self, key: PageFileId, number: int) -> bytes | memoryview:
         with self._lock:
             if (key, number) in self._cache:
                 self._cache.move_to_end((key, number))

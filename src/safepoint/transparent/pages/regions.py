@@ -29,7 +29,7 @@ def compress(pages: memoryview) -> memoryview:
     return memoryview(packed) if len(packed) <= len(pages) - len(pages) // _LEAST_SAVED else pages
 
 
-def decompress(stored: bytes, size_bytes: int) -> bytes:
+def decompress(stored: bytes | memoryview, size_bytes: int) -> bytes | memoryview:
     """The pages of a region, from its stored bytes.
 
     Raises:
@@ -77,14 +77,14 @@ class RegionFile:
         """Close the file."""
         self._file.close()
 
-    def read(self, region: int) -> bytes:
+    def read(self, region: int) -> bytes | memoryview:
         """The pages of a region; `region` is below the number of regions in the table.
 
         Raises:
             ImageError: the stored bytes were altered.
         """
         begin, end = int(self._offsets[region]), int(self._offsets[region + 1])
-        stored = self._file.read(begin, end - begin)
+        stored = self._file.view(begin, end - begin)
         if xxhash.xxh3_128_digest(stored) != self._digests[region].tobytes():
             raise ImageError(f"region {region} of {self.name} was altered after it was written; it was not used")
         num_pages = min(REGION_PAGES, self._num_stored - region * REGION_PAGES)

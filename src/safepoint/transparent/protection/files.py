@@ -154,7 +154,11 @@ class ProtectedFile:
         self.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """The `length` bytes from `offset` on.
+        """The `length` bytes from `offset` on; see `view`."""
+        return bytes(self.view(offset, length))
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """The `length` bytes from `offset` on. The view may keep a few more bytes in memory.
 
         Raises:
             ImageError: the file ends before, or was altered.
@@ -163,7 +167,7 @@ class ProtectedFile:
         if offset + length > self.size_bytes:
             raise ImageError(f"{self.name} ends too early; it was not used")
         if self._cipher is None:
-            return self._pread(offset, length)
+            return memoryview(self._pread(offset, length))
         first = offset // CHUNK_BYTES
         end = max(first + 1, -(-(offset + length) // CHUNK_BYTES))
         begin = first * CHUNK_BYTES
@@ -173,7 +177,7 @@ class ProtectedFile:
                 data = b"".join(self._decrypted(view, first, end))
             else:
                 self._check(view, first, end)
-        return data[offset - begin : offset - begin + length]
+        return memoryview(data)[offset - begin : offset - begin + length]
 
     def content(self) -> "mmap.mmap | bytes":
         """The whole content. It is mapped if the file is not encrypted, and takes memory otherwise.
