@@ -79,8 +79,9 @@ def freeze(
     memory that are the same in the newest image there are not stored again, so keep the images that `safepoint images
     show` names. If something fails, the processes run on, and there is no image.
 
-    Exit codes: 10 there is no such process; 11 another process writes to the folder; 16 this machine has no CRIU 4.2
-    or newer, or you are not root.
+    Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such process; 11 another process writes
+    to the folder; 16 this machine has no CRIU 4.2 or newer, you are not root, or the driver of a GPU that a process
+    uses has no checkpoint API.
     """
     from safepoint.transparent.criu.program import find_criu
 
@@ -126,8 +127,8 @@ def thaw(
     with your key is refused. With --trust it is restored: use that only for people whom you trust. If a process of
     this machine has the number of one in the image, the processes are restored in a PID namespace of their own.
 
-    Exit codes: 1 CRIU could not restore the processes; 14 the image is damaged; 16 this machine has no CRIU 4.2 or
-    newer, or you are not root.
+    Exit codes: 1 the processes could not be restored; 14 the image is damaged; 16 this machine has no CRIU 4.2 or
+    newer, you are not root, or the memory of GPUs cannot be restored here.
     """
     from safepoint.transparent.criu.program import find_criu
 
@@ -203,7 +204,8 @@ def show(image: _Image, key: _Key = None, connection: Connection = None, as_json
             f"{plural(part.num_processes, 'process')}"
             for number, part in enumerate(manifest.parts)
         ),
-        f"  machine: {manifest.machine.architecture}, Linux {manifest.machine.kernel}, CRIU {manifest.machine.criu}",
+        f"  machine: {manifest.machine.architecture}, Linux {manifest.machine.kernel}, CRIU {manifest.machine.criu}"
+        f"{', ' + plural(len(manifest.machine.gpus), 'GPU') if manifest.machine.gpus else ''}",
         f"  pages: {num_pages}, of which {num_zero} zero, {num_pages - num_zero - num_stored} in older images, "
         f"{num_stored} here",
         f"  size: {format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory",

@@ -70,6 +70,8 @@ _PAGE_FILE_KINDS = {
 }
 _PID = whole(least=1, most=1 << 22)
 _PART_KINDS = {"root_pid": _PID, "program": _SHORT, "num_processes": _PID, "is_in_session_of_other": FLAG}
+_GPU = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MOST_GPUS = 256
 UNSIGNED = "0" * 64
 """The code of a manifest that is not authenticated yet."""
 
@@ -169,14 +171,20 @@ class Machine:
         architecture: of the processor, as `uname -m` prints it.
         kernel: the release of the kernel.
         criu: the version of CRIU.
+        gpus: the UUIDs of all its GPUs if a process used one; otherwise empty.
     """
 
     architecture: str
     kernel: str
     criu: str
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, _MACHINE_KINDS)
+        if not all(isinstance(cast("Any", uuid), str) and _GPU.fullmatch(uuid) for uuid in self.gpus):
+            raise ValueError("gpus must be UUIDs such as GPU-00000000-0000-0000-0000-000000000000")
+        if len(self.gpus) > _MOST_GPUS or len(set(self.gpus)) < len(self.gpus):
+            raise ValueError(f"gpus must be at most {_MOST_GPUS} different UUIDs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,10 +299,10 @@ class ImageManifest:
                 "created": self.created,
                 "seed": f"{self.seed:016x}",
                 "sources": [_plain(source) for source in self.sources],
-                "machine": _plain(self.machine),
+                "machine": _machine_record(self.machine),
                 "parts": [{**_plain(part), "page_files": [*map(_plain, part.page_files)]} for part in self.parts],
                 "files": [entry_record(entry) for entry in self.files],
-                "protection": None if self.protection is None else _plain(self.protection),
+                **({} if self.protection is None else {"protection": _plain(self.protection)}),
             }
         )
 
@@ -343,7 +351,7 @@ class ImageManifest:
                     created=record["created"],
                     seed=_seed(record["seed"]),
                     sources=tuple(Source(**_only(Source, one)) for one in _list(record["sources"], MOST_SOURCES)),
-                    machine=Machine(**_only(Machine, record["machine"])),
+                    machine=_machine(record["machine"]),
                     parts=tuple(map(_part, _list(record["parts"], MOST_PARTS))),
                     files=tuple(map(read_entry, _list(record["files"]))),
                     protection=_protection(record.get("protection")),
@@ -378,6 +386,21 @@ def _part(record: Mapping[str, Any]) -> Part:
 
 def _protection(record: Any) -> ProtectionFacts | None:
     return None if record is None else ProtectionFacts(**_only(ProtectionFacts, record))
+
+
+def _machine_record(machine: Machine) -> dict[str, Any]:
+    """Without GPUs the field is absent: images of earlier commits keep the digest by which others name them."""
+    record = _plain(machine)
+    gpus = record.pop("gpus")
+    return {**record, "gpus": [*gpus]} if gpus else record
+
+
+def _machine(record: Mapping[str, Any]) -> Machine:
+    gpus = record.get("gpus", [])
+    if not isinstance(gpus, list):
+        raise TypeError("gpus must be a list")
+    stated: dict[str, Any] = _only(Machine, {**record, "gpus": tuple(cast("list[str]", gpus))})
+    return Machine(**stated)
 
 
 def _seed(text: Any) -> int:
