@@ -42,14 +42,12 @@ class Frozen:
 
     Args:
         manifest: its manifest.
-        folder: the folder in which the image is.
         frozen_s: how long the processes were frozen by the CUDA driver and by signals, until they ran on or were
             dumped.
         is_in_memory: whether the raw pages were written to memory first; otherwise to a disk, which takes longer.
     """
 
     manifest: ImageManifest
-    folder: Path
     frozen_s: float
     is_in_memory: bool
 
@@ -121,7 +119,7 @@ def freeze_trees(
         if not is_running_after:
             send(signal.SIGKILL, stopped)
         guard.release()
-    return Frozen(manifest=manifest, folder=location.folder, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)
+    return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)
 
 
 def _tree_of(root: int) -> list[int]:

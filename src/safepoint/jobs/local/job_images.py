@@ -81,7 +81,7 @@ def freeze_job(
         roots = _launchers_of(history, job)
 
         def note(manifest: "ImageManifest") -> None:
-            image = location.path(manifest.name)
+            image = location.where(manifest.name)
             with history.transaction():
                 now = history.find(job.name)
                 if now is None or _roots_of(history, now) != roots or now.is_to_stop:
@@ -89,7 +89,7 @@ def freeze_job(
                         f"job {job.name} was changed while it was frozen; it runs on, and {image} was made",
                         hint=f"see `safepoint events {job.name}`",
                     )
-                history.note_image(job.name, str(image), actor=actor)
+                history.note_image(job.name, image, actor=actor)
                 if not is_running_after:
                     history.request(job.name, RequestedAction.FREEZE, actor=actor)
 

@@ -1,11 +1,11 @@
 """Implements Kubeflow's backend interface for the jobs of this machine."""
 
+import contextlib
 import logging
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safepoint.answers.receipts import receipt_of
 from safepoint.checkpoint.tools.inventory import Kind
@@ -35,6 +35,9 @@ from safepoint.sdk.upstream import RuntimeBackend, constants, kubernetes_options
 from safepoint.sdk.values import Checkpoint, TrainJob, checkpoint_of, event_of, states_of, train_job
 from safepoint.transparent.criu.program import find_criu
 from safepoint.transparent.packages import require_packages
+
+if TYPE_CHECKING:
+    from safepoint.transparent.images.location import ImageLocation
 
 _INITIALIZERS = (constants.DATASET_INITIALIZER, constants.MODEL_INITIALIZER)
 _PACKAGES = (
@@ -227,10 +230,8 @@ class LocalBackend(RuntimeBackend):
         with as_kubeflow_raises():
             criu = find_criu()
             require_packages()
-            from safepoint.transparent.images.location import ImageLocation
-
-            location = ImageLocation(images_folder(name) if folder is None else Path(folder))
-            freeze_job(criu, name, location, is_running_after=leave_running, actor=this_user())
+            with _images_at(folder or str(images_folder(name))) as (location, _):
+                freeze_job(criu, name, location, is_running_after=leave_running, actor=this_user())
             return self._changed(name, lambda jobs: jobs.job(name))
 
     def thaw_job(self, name: str) -> TrainJob:
@@ -238,10 +239,8 @@ class LocalBackend(RuntimeBackend):
         with as_kubeflow_raises():
             criu = find_criu()
             require_packages()
-            from safepoint.transparent.images.location import ImageLocation
-
-            path = Path(image_of(name)[1])
-            thaw_job(criu, name, ImageLocation(path.parent), path.name, actor=this_user())
+            with _images_at(image_of(name)[1]) as (location, image):
+                thaw_job(criu, name, location, image or location.newest(), actor=this_user())
             return self._changed(name, lambda jobs: jobs.job(name))
 
     def _warn_of_risk(self, name: str) -> None:
@@ -279,3 +278,13 @@ class LocalBackend(RuntimeBackend):
             if inventory.folder is not None and not inventory.folder.is_dir():
                 return []
             return [checkpoint_of(item) for item in inventory.items() if item.kind is not Kind.FOREIGN]
+
+
+@contextlib.contextmanager
+def _images_at(place: str) -> "Generator[tuple[ImageLocation, str | None]]":
+    """The images at a location, with this user's key; and the name of the image if `place` names one."""
+    from safepoint.transparent.images.opening import key_of, open_images, parse_images  # imports numpy
+
+    location, name = parse_images(place)
+    with open_images(location, key_of(None, is_made=True), only_authentic=True) as images:
+        yield images, name

@@ -1,12 +1,11 @@
 """The table of a page file: where each page of a raw stream is stored.
 
 Promises: a table that `PageTable.open` returns has its own digest and exactly the size that its header implies. After
-`check_runs`, each of its runs lies within the stored pages of a page file that exists. The table is mapped, not read:
-it takes 16 bytes for each page, and the kernel may drop them from memory at any time.
+`check_runs`, each of its runs lies within the stored pages of a page file that exists. The table is mapped, not read,
+unless it is encrypted: it takes 16 bytes for each page, and the kernel may drop them from memory at any time.
 """
 
 import mmap
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from safepoint.errors import ImageError
-from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.transparent.pages.layout import (
     DIGEST,
     DIGEST_BYTES,
@@ -29,6 +27,7 @@ from safepoint.transparent.pages.layout import (
     ZERO,
     TableHeader,
 )
+from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 
 _CHUNK_BYTES = 4 << 20
 _CHUNK_RUNS = 1 << 16
@@ -49,37 +48,37 @@ class PageFileId(NamedTuple):
 
 
 class PageTable:
-    """An open table. `runs`, `regions` and `digests` are arrays of the mapped file, and must not be changed."""
+    """An open table. `runs`, `regions` and `digests` are arrays of its content, and must not be changed."""
 
-    def __init__(self, header: TableHeader, mapped: mmap.mmap, name: str) -> None:
+    def __init__(self, header: TableHeader, content: mmap.mmap | bytes, name: str) -> None:
         self.header = header
         self.name = name
         position = header.SIZE_BYTES
-        self.runs: NDArray[Any] = np.frombuffer(mapped, RUN, header.num_runs, position)
+        self.runs: NDArray[Any] = np.frombuffer(content, RUN, header.num_runs, position)
         position += header.num_runs * RUN.itemsize
-        self.regions: NDArray[Any] = np.frombuffer(mapped, REGION, header.num_regions, position)
+        self.regions: NDArray[Any] = np.frombuffer(content, REGION, header.num_regions, position)
         position += header.num_regions * REGION.itemsize
-        self.digests: NDArray[Any] = np.frombuffer(mapped, DIGEST, header.num_pages, position)
+        self.digests: NDArray[Any] = np.frombuffer(content, DIGEST, header.num_pages, position)
 
     @classmethod
-    def open(cls, path: Path) -> "PageTable":
-        """Map the table at `path`, and check its size, its digest and its regions.
+    def open(cls, path: Path, protection: FileProtection | None = None) -> "PageTable":
+        """Map the table at `path`, which has this protection, and check its size, its digest and its regions.
 
         Raises:
             ImageError: it is not a table, or was altered.
             OSError: the file cannot be read, is a link, or is not a regular file.
         """
         name = path.name
-        with open_regular(path) as file:
-            header = TableHeader.from_bytes(file.read(TableHeader.SIZE_BYTES), name)
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes != header.table_bytes:
+        with ProtectedFile(path, protection) as file:
+            header = TableHeader.from_bytes(file.read(0, min(TableHeader.SIZE_BYTES, file.size_bytes)), name)
+            if file.size_bytes != header.table_bytes:
                 raise ImageError(
-                    f"{name} has {size_bytes} bytes, and its header implies {header.table_bytes}; it was not used"
+                    f"{name} has {file.size_bytes} bytes, and its header implies {header.table_bytes}; it was not "
+                    "used"
                 )
-            mapped = mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ)
-        _check_digest(mapped, name)
-        table = cls(header, mapped, name)
+            content = file.content()
+        _check_digest(content, name)
+        table = cls(header, content, name)
         table._check_regions()
         return table
 
@@ -125,6 +124,14 @@ class PageTable:
                 "not used"
             )
 
+    def page_files(self) -> set[PageFileId]:
+        """The page files to which the runs refer; for zero pages, one that does not exist."""
+        return {
+            PageFileId(*map(int, place))
+            for begin in range(0, len(self.runs), _CHUNK_RUNS)
+            for place in np.unique(self.runs[begin : begin + _CHUNK_RUNS][["image", "part", "file"]])
+        }
+
     def counts(self) -> tuple[int, int, int]:
         """How many pages are zero, stored in this image, and equal to pages of its sources."""
         numbers = self.runs["num_pages"]
@@ -150,9 +157,9 @@ def _are_within(runs: NDArray[Any], key: PageFileId, num_stored: int | None) -> 
     return bool((runs["num_pages"] <= np.uint64(num_stored) - runs["first"]).all())
 
 
-def _check_digest(mapped: mmap.mmap, name: str) -> None:
-    end = len(mapped) - DIGEST_BYTES
-    with memoryview(mapped) as view:
+def _check_digest(content: mmap.mmap | bytes, name: str) -> None:
+    end = len(content) - DIGEST_BYTES
+    with memoryview(content) as view:
         hasher = xxhash.xxh3_128()
         for begin in range(0, end, _CHUNK_BYTES):
             hasher.update(view[begin : min(end, begin + _CHUNK_BYTES)])
