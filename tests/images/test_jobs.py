@@ -99,17 +99,22 @@ def test_a_job_goes_on_in_the_middle_of_a_step(place: Place, reference: Place, s
     assert known.index("suspended") < known.index("resuming") < known.index("complete")
 
 
-def test_a_job_that_runs_on(place: Place) -> None:
-    """It is not changed; later, after it was killed, it goes on from the image or from its newest checkpoint."""
-    place.jobs.submit(place.training("job", "--step-ms", "200", num_nodes=2))
+def test_a_job_that_runs_on_can_go_back(place: Place, reference: Place) -> None:
+    """It is not changed. After it was suspended, it goes back to its image, and saves its checkpoints once more."""
+    place.jobs.submit(place.training("job", "--step-ms", "300", "--save-steps", "2"))
     place.wait_for_mark("job", 2)
     for number in (1, 2):
         outcome = safepoint("freeze", "job", "--leave-running", "--json")
         assert outcome.code == 0, outcome.stderr + place.story("job")
         assert outcome.document["name"] == f"image-{number}"
-    assert place.jobs.job("job").state is JobState.RUNNING
+    job = place.jobs.job("job")
+    assert (job.state, job.attempt) == (JobState.RUNNING, 1)
+    frozen = len(marks(place, "job"))
+    place.wait_for_saved("job", frozen + 1)
+    assert safepoint("suspend", "job", "--yes").code == 0, place.story("job")
+    assert safepoint("thaw", "job").code == 0, place.story("job")
     assert place.complete("job").attempt == 1
-    assert marks(place, "job") == [f"train {step}" for step in range(18)]
+    assert_equal(place.output("job"), reference.output("alone"), 1)
     assert safepoint("thaw", "job").code == 11  # it is complete
 
 
