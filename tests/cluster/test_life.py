@@ -93,7 +93,8 @@ def test_a_job_gets_more_nodes_and_fewer(team: Workspace, tmp_path: Path) -> Non
         assert len(team.get("pods")["items"]) == nodes
     ended = wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
     assert ended["progress"]["step"] == ended["progress"]["max_steps"]
-    assert [attempt["num_nodes"] for attempt in ended["attempts"]] == [1, 2]
+    assert [attempt["num_nodes"] for attempt in ended["attempts"]] == [1, 2, 1]
+    assert ended["attempts"][-1]["outcome"] == "Complete"
     output = team.folder / "tiny"
     resumed = [event["step"] for event in jobs.read_events(output, "resumed")]
     assert len(resumed) == 2

@@ -46,6 +46,7 @@ from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.observer import Observer
 from safepoint.jobs.cluster.watches.pod_logs import follow_pods, read_pods
+from safepoint.jobs.cluster.watches.safe_points import SafePoints
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.spec import names_of_secrets
@@ -233,9 +234,13 @@ class ClusterJobs:
         """
         before: set[str] = set()
         found = self.jobs() if name is None else [self.job(name)]
+        safe_points = SafePoints(self._api)
         with JobWatch(self._api) as watch:
             while True:
-                found = self._described(self._observer.all_explained(watch.jobs()))
+                observed = self._observer.all_explained(watch.jobs())
+                found = self._described(observed)
+                for seen in [] if self._is_read_only else observed:
+                    safe_points.keep(seen)
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
