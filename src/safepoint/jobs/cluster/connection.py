@@ -55,9 +55,8 @@ class Connection:
         name: the cluster's name in messages: the context, `in-cluster`, or the address.
         config: address, certificates and identity. It is excluded from `repr`.
         namespace: the namespace of the jobs.
-        token_now: reads the token again from where `config` has it from, so that a token that was renewed meanwhile is
-            found. It may raise ConfigError or SafepointError. None for a token that a file or a program gives, which
-            `config` names, and without a token.
+        token_now: reads the token of `config` again from its origin, where it may have been renewed. It may raise
+            ConfigError or SafepointError. It is not called if a file or a program gives the token.
     """
 
     name: str

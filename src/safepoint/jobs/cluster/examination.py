@@ -61,6 +61,16 @@ _OF_QUEUES = (
         "`submit` accepts the wrong name of a priority class, and the job waits for ever",
     ),
 )
+_VISIBILITY = "visibility.kueue.x-k8s.io"
+_OF_PLACES = (
+    (
+        f"localqueues.{_VISIBILITY}",
+        "pendingworkloads",
+        ("get",),
+        "`status` does not show the place of a job among those that wait in its queue",
+    ),
+)
+"""The right that is needed if the cluster has Kueue's visibility server."""
 _PROGRAMS = (
     (
         "Trainer",
@@ -84,7 +94,9 @@ def examine_cluster(api: ClusterApi) -> list[Finding]:
     found = [_cluster(api)]
     groups = {str(at(one, "name")): one for one in items(api.read("/apis"), "groups")}
     found += [_program(api, *program, groups) for program in _PROGRAMS]
-    found += _rights(api, [*_NEEDED, *(_OF_QUEUES if "kueue.x-k8s.io" in groups else ())])
+    of_queues = _OF_QUEUES if "kueue.x-k8s.io" in groups else ()
+    of_places = _OF_PLACES if _VISIBILITY in groups else ()
+    found += _rights(api, [*_NEEDED, *of_queues, *of_places])
     if "trainer.kubeflow.org" in groups:
         found.append(_runtimes(api))
     found.append(_storage(api))
@@ -152,7 +164,7 @@ def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str
         if not missing:
             continue
         has_all = False
-        resource = f"{kind}/{subresource}" if subresource else kind
+        resource = api.resource_of(kind) + (f"/{subresource}" if subresource else "")
         group = api.group_of(kind) or '""'
         role = "ClusterRole" if api.is_of_cluster(kind) else "Role"
         yield Finding(

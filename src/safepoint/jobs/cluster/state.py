@@ -65,7 +65,7 @@ class Observed:
         workload: Kueue's Workload, or None.
         events: the events about these objects, the JobSet and its Jobs that explain why the job waits, oldest first.
         target_nodes: if a new TrainJob is about to replace this one, its number of nodes; otherwise None.
-        saved_step: the step that a pod has saved that does not exist any more, as a watch has seen it; otherwise None.
+        saved_step: the step that a pod has saved that is gone now, as a watch has seen it; otherwise None.
     """
 
     trainjob: Object

@@ -254,7 +254,7 @@ def saved(step: Any, code: int = 75) -> dict[str, Any]:
 
 
 def test_the_safe_step_is_in_the_message_of_a_pod_that_has_ended() -> None:
-    """A cluster without a status server has it nowhere else. A container that has started again reports the last end."""
+    """A cluster without a status server has it nowhere else. The last end of a container is kept when it restarts."""
     assert of(trainjob(suspend=True), pod(0, saved(40)), pod(1, saved(40))).safe_step == 40
     assert of(trainjob(), pod(0, lastState=saved(24)), pod(1)).safe_step == 24
     assert of(trainjob(), pod(0, saved(40), lastState=saved(24)), pod(1)).safe_step == 40

@@ -1,6 +1,6 @@
 """Sends a login token with each request. The token comes from the kubeconfig, from a file, or from a program.
 
-A command may run for hours, and a token expires. So when the cluster refuses a token, it is read again from its origin.
+A command may run for hours, and a token expires. So when the cluster refuses a token, it is read again.
 """
 
 import threading

@@ -190,8 +190,7 @@ class JobWatch:
         self._has_changed.set()
 
     def _note_save(self, pod: Object) -> None:
-        """Keep the step that a pod has saved at its end. The names of jobs are those of pods that have been there, and
-        pods are limited in number; see `Kept`."""
+        """Keep the step that a pod has saved at its end."""
         job, step = texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), saved_step([pod])
-        if step is not None and own_pods(job, [pod]):
+        if step is not None and own_pods(job, [pod]) and len(self._saved) < _MOST_OBJECTS:
             self._saved[job] = max(step, self._saved.get(job, 0))
