@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.test_life import ON, submit, wait
 from tests.cluster.test_restricted import IN_QUEUE, live
 from tests.support.cluster import programs
-from tests.support.cluster.running import RunningCluster, running_cluster
+from tests.support.cluster.running import RunningCluster, own_cluster
 from tests.support.cluster.workspace import QUEUE, Workspace, apply, queue_objects, restrict, workspace
 from tests.support.commands import safepoint
 from tests.support.jobs import TINY
@@ -19,10 +19,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module", params=programs.OLDER)
 def old_cluster(request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
     """A cluster with an older Trainer."""
-    reason = programs.unavailable()
-    if reason or programs.missing(with_older=True):
-        pytest.skip(reason or "`python -m tests.support.cluster build older` builds the older Trainers")
-    with running_cluster(programs.OLDER[request.param]) as cluster:
+    if programs.missing(with_older=True):
+        pytest.skip("`python -m tests.support.cluster build older` builds the older Trainers")
+    with own_cluster(programs.OLDER[request.param]) as cluster:
         yield cluster
 
 
