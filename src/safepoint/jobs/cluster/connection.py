@@ -133,8 +133,8 @@ def connect_with(configuration: Any, *, namespace: str) -> Connection:
 
     def token_now() -> str | None:
         # The library calls `refresh_api_key_hook` here, which renews the token.
-        keys = map(configuration.get_api_key_with_prefix, ("authorization", "BearerToken"))
-        found = next(filter(None, keys), None)
+        key = configuration.get_api_key_with_prefix
+        found: str | None = key("authorization") or key("BearerToken")
         return found.removeprefix("Bearer ").removeprefix("bearer ") if found else None
 
     config = KubeConfig.from_one(

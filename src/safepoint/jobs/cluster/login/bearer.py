@@ -81,15 +81,22 @@ def bearer_of(connection: Connection) -> Bearer | None:
     if user.token_file is not None:
         return Bearer(f"the file of your token for {name}", partial(_token_in_file, user.token_file))
     if user.token is not None:
-        return Bearer(f"your token for {name}", partial(_token_of, connection))
+        return Bearer(f"your token for {name}", _token_of(user.token, connection.token_now))
     if user.exec is not None:
         return Bearer(f"the program that gives your token for {name}", partial(token_from, user.exec))
     return None
 
 
-def _token_of(connection: Connection) -> str:
-    user, now = connection.config.user, connection.token_now
-    return str((user and user.token) if now is None else now() or "")
+def _token_of(token: str, now: Callable[[], str | None] | None) -> Callable[[], str]:
+    """Returns a function that returns `token` first, and later what `now` returns, which takes longer."""
+    left = [token]
+
+    def read() -> str:
+        if left:
+            return left.pop()
+        return token if now is None else now() or ""
+
+    return read
 
 
 def _token_in_file(path: str) -> str:
