@@ -278,6 +278,19 @@ class ClusterApi:
             return True
         return True
 
+    def versions_of(self, kind: str) -> list[str]:
+        """The versions in which the cluster has the API group of a kind; empty if it does not have the group, or if
+        you may not read it. Safepoint uses only `version_of`."""
+        try:
+            found = self.read(f"/apis/{self.group_of(kind)}")
+        except (NotFoundError, AccessDeniedError):
+            return []
+        return [str(at(one, "version")) for one in items(found, "versions")]
+
+    def version_of(self, kind: str) -> str:
+        """The version of the API in which Safepoint reads and writes objects of a kind."""
+        return _GROUPS.get(kind, _CORE).rpartition("/")[2]
+
     def group_of(self, kind: str) -> str:
         """The API group of a kind; empty for the core group, which has no name.
 

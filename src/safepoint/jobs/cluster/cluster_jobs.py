@@ -413,6 +413,13 @@ class ClusterJobs:
     def _check_trainer(self) -> None:
         """Raise NotFoundError if the cluster does not have the kind TrainJob."""
         if not self._api.serves("trainjobs"):
+            versions, own = self._api.versions_of("trainjobs"), self._api.version_of("trainjobs")
+            if versions:
+                raise NotFoundError(
+                    f"Kubeflow Trainer on cluster {self.place} has the API {', '.join(versions)}, and this release "
+                    f"of Safepoint uses the API {own}; nothing was done",
+                    hint="install a release of Safepoint that uses this API",
+                )
             raise NotFoundError(
                 f"cluster {self.place} has no Kubeflow Trainer; nothing was done",
                 hint="ask the cluster's administrator to install Kubeflow Trainer, or name another cluster with --on",

@@ -74,14 +74,14 @@ _OF_PLACES = (
 _PROGRAMS = (
     (
         "Trainer",
-        "trainer.kubeflow.org",
+        "trainjobs",
         "kubeflow-trainer-controller-manager",
         ("kubeflow-system", "opendatahub", "redhat-ods-applications"),
     ),
-    ("JobSet", "jobset.x-k8s.io", "jobset-controller-manager", ("jobset-system", "openshift-jobset-operator")),
-    ("Kueue", "kueue.x-k8s.io", "kueue-controller-manager", ("kueue-system", "openshift-kueue-operator")),
+    ("JobSet", "jobsets", "jobset-controller-manager", ("jobset-system", "openshift-jobset-operator")),
+    ("Kueue", "workloads", "kueue-controller-manager", ("kueue-system", "openshift-kueue-operator")),
 )
-"""For each program: its name, its API group, its deployment, and the namespaces in which the deployment may be."""
+"""For each program: its name, a kind that it adds, its deployment, and the namespaces where the deployment may be."""
 
 
 def examine_cluster(api: ClusterApi) -> list[Finding]:
@@ -116,14 +116,23 @@ def _cluster(api: ClusterApi) -> Finding:
 
 
 def _program(
-    api: ClusterApi, title: str, group: str, deployment: str, namespaces: Sequence[str], groups: dict[str, Any]
+    api: ClusterApi, title: str, kind: str, deployment: str, namespaces: Sequence[str], groups: dict[str, Any]
 ) -> Finding:
-    check = title.lower()
+    check, group, own = title.lower(), api.group_of(kind), api.version_of(kind)
     if group in groups:
-        served = ", ".join(str(at(one, "version")) for one in items(groups[group], "versions"))
+        served = [str(at(one, "version")) for one in items(groups[group], "versions")]
         version = _version(api, deployment, namespaces)
         what = f"{title} {version}" if version else f"{title}, but its release cannot be read"
-        return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="jobs use it")
+        found = f"{what}; API {', '.join(served)}"
+        if own in served:
+            return Finding(check=check, status=Status.OK, found=found, why="jobs use it")
+        return Finding(
+            check=check,
+            status=Status.FAILURE,
+            found=found,
+            why=f"this release of Safepoint uses the API {own}, which the cluster does not have",
+            fix="install a release of Safepoint that uses this API",
+        )
     if title == "Kueue":
         why = "without Kueue there are no queues: the pods of a job start as soon as a node has room for them"
         return Finding(check=check, status=Status.OK, found="not installed", why=why)

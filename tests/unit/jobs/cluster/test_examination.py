@@ -42,13 +42,17 @@ class Cluster:
     namespace = "team"
     connection = SimpleNamespace(name="kind")
     group_of, resource_of, is_of_cluster = ClusterApi.group_of, ClusterApi.resource_of, ClusterApi.is_of_cluster
+    version_of = ClusterApi.version_of
 
-    def __init__(self, *groups: str, denied: str = "") -> None:
-        self._groups, self._denied = groups, denied
+    def __init__(self, *groups: str, denied: str = "", version: str = "v1beta1") -> None:
+        self._groups, self._denied, self._version = groups, denied, version
         self.asked: list[str] = []
 
     def read(self, path: str) -> Any:
-        return {"groups": [{"name": group, "versions": []} for group in self._groups]} if path == "/apis" else {}
+        versions = [{"version": self._version}]
+        return (
+            {"groups": [{"name": group, "versions": versions} for group in self._groups]} if path == "/apis" else {}
+        )
 
     def objects(self, kind: str) -> list[Any]:
         return []
@@ -59,6 +63,16 @@ class Cluster:
     def may(self, verb: str, kind: str, *, subresource: str = "") -> bool:
         self.asked.append(f"{verb} {kind}/{subresource}")
         return self.asked[-1] != self._denied
+
+
+def test_an_api_of_a_later_release_is_a_failure() -> None:
+    """Without it, all jobs would seem to be in no queue."""
+    for version, status in (("v1beta1", Status.OK), ("v1", Status.FAILURE)):
+        cluster = Cluster("kueue.x-k8s.io", version=version)
+        [found] = [one for one in examine_cluster(cast("ClusterApi", cluster)) if one.check == "kueue"]
+        assert found.status is status
+        assert found.found.endswith(f"API {version}")
+    assert "uses the API v1beta1, which the cluster does not have" in found.why
 
 
 _PLACE = "get localqueues.visibility.kueue.x-k8s.io/pendingworkloads"
