@@ -42,7 +42,7 @@ def test_it_has_the_pod_side_only() -> None:
 
 
 def test_it_leaves_room_for_code_in_a_config_map() -> None:
-    """At least 0.4 MB of its 1,048,576 bytes, which docs/cluster.md promises. Larger code goes to the claim or bucket."""
+    """docs/cluster.md promises that 0.4 MB of the 1 MiB are left. Larger code goes to the claim or bucket."""
     assert len(pod_archive.build_archive()) < 640_000
 
 
