@@ -90,6 +90,7 @@ def test_images_are_pruned(images: Path, tmp_path: Path) -> None:
     assert (found["deleted"], found["needed"]) == ([], ["image-1"])
     assert "image-1 stays" in safepoint("images", "prune", images, "--keep", "newest=1").stdout
     (images / "image-2" / "image.json").unlink()
+    assert "image-2 cannot be read" in safepoint("images", "prune", images, "--keep", "newest=1").stdout
     add_image(ImageLocation(images), tmp_path / "dump-3", {100: b"x" * 4096})
     (images / "image-2").rename(tmp_path / "image-2")
     dry = safepoint("images", "prune", images, "--keep", "newest=1", "--dry-run").stdout
