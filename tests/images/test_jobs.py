@@ -147,7 +147,7 @@ def test_a_job_without_progress_continues_from_its_checkpoint(place: Place, refe
 @pytest.mark.parametrize("shape", SHAPES[:2])
 def test_after_a_kill_the_job_runs_on(place: Place, reference: Place, shape: dict[str, Any], victim: str) -> None:
     """Killed while CRIU runs. Nothing stays stopped, and the result is the same."""
-    place.jobs.submit(place.training("job", "--step-ms", "400", "--save-steps", "2", **shape))
+    place.jobs.submit(place.training("job", "--step-ms", "1000", "--save-steps", "2", **shape))
     place.wait_for_saved("job")
     images = job_folder("job") / "images"
     command = [sys.executable, "-m", "safepoint.cli.main", "freeze", "job", "--leave-running"]
