@@ -23,7 +23,6 @@ from tests.support.commands import safepoint
 from tests.support.criu import PROGRAM
 from tests.support.equality import finals, same
 from tests.support.jobs_local import Place, jobs_in
-from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -151,20 +150,18 @@ def test_after_a_kill_the_job_runs_on(place: Place, reference: Place, shape: dic
     place.wait_for_saved("job")
     images = job_folder("job") / "images"
     command = [sys.executable, "-m", "safepoint.cli.main", "freeze", "job", "--leave-running"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    deadline_s = time.monotonic() + 30 * PATIENCE
-    while not list((images / ".safepoint" / "images").glob("criu-dump-*.log")):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
-    if victim == "coordinator":
-        process.kill()
-    elif victim == "launcher":
-        os.kill(place.launchers("job")[-1], signal.SIGKILL)
-    else:
-        for pid in _criu_below(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    process.wait()
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not list((images / ".safepoint" / "images").glob("criu-dump-*.log")):
+            assert process.poll() is None, place.story("job")
+            time.sleep(0.001)
+        if victim == "coordinator":
+            process.kill()
+        elif victim == "launcher":
+            os.kill(place.launchers("job")[-1], signal.SIGKILL)
+        else:
+            for pid in _criu_below(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
     job = place.complete("job")
     # A process in which CRIU is killed may crash; then the job starts again.
     assert job.attempt <= (1 if victim == "coordinator" else 2), place.story("job")
