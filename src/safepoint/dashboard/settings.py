@@ -113,6 +113,9 @@ class DashboardSettings:
         name = self.names[0] if self.names else self.host
         if name in {"0.0.0.0", "::"}:
             name = "localhost"
+        if name == "localhost" and not self.has_tls:
+            # Browsers try ::1 first, where a program of another user may listen, and would get the link.
+            name = "127.0.0.1"
         shown = f"[{name}]" if ":" in name and not name.startswith("[") else name
         return f"{'https' if self.has_tls else 'http'}://{shown}:{port}"
 

@@ -3,10 +3,14 @@
 A connection counts as known after a request in a valid session. Other connections end after ten seconds, and at most
 64 of them are open at a time: a further one ends the oldest. With TLS, the handshake has the same time limit, and at
 most 128 handshakes run.
+
+A connection on loopback also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
+requests.
 """
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
 import socket
 from typing import Any
@@ -14,6 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from safepoint.foundation import clock
+from safepoint.foundation.channels.socket_owner import owner_of
 
 _UNKNOWN_S = 10.0
 _MOST_UNKNOWN = 64
@@ -57,6 +62,7 @@ class BoundedConnection(H11Protocol):
         """Begin to serve the connection."""
         super().connection_made(transport)
         self.number = next(_numbers)
+        self.app_state = {**self.app_state, "user": _user_of(transport)}
         self.listener.is_served(transport.get_extra_info("socket").fileno())
         self._limit = self.loop.call_later(_UNKNOWN_S, self._end_if_unknown)
         others: list[Any] = [one for one in self.connections if not getattr(one, "is_known", True)]
@@ -82,6 +88,15 @@ class BoundedConnection(H11Protocol):
     def _end_if_unknown(self) -> None:
         if not self.is_known:
             self.transport.abort()  # `close` would wait until the other side has read everything
+
+
+def _user_of(transport: asyncio.Transport) -> str:
+    """The user who has opened a connection on loopback; empty for a connection of another machine."""
+    client, server = transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
+    if not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
+        return ""
+    owner = owner_of(client, server)
+    return "unknown" if owner is None else str(owner)
 
 
 def protocol_of(listener: BoundedListener) -> type[BoundedConnection]:

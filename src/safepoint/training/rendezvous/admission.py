@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from enum import IntEnum
 
 from safepoint.foundation.processes import is_this_user
-from safepoint.training.rendezvous.socket_owner import owner_of
+from safepoint.foundation.channels.socket_owner import owner_of
 
 _GREETING = b"safepoint rendezvous 1\n"
 _NONCE_BYTES = 32
