@@ -1,7 +1,7 @@
 """A browser sends the cookie of the dashboard to every program at the same address, whatever its port.
 
-Another user of the machine may listen at another port, or at the port of a dashboard that has ended: an open page asks
-for changes again and again, and brings the cookie.
+Another user of the machine may listen at another port, or at the port of a dashboard that has ended: an open page
+asks for changes again and again, and brings the cookie.
 """
 
 import contextlib

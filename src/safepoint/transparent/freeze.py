@@ -16,7 +16,7 @@ from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
+from safepoint.transparent.criu.trees import held, name_of, processes_of, resident_bytes, send
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest, Machine
 from safepoint.transparent.images.store_dump import Dump, store_dumps
@@ -60,7 +60,7 @@ def freeze_tree(
 
     Raises:
         NotFoundError: there is no such process.
-        UsageError: this process is in the tree.
+        UsageError: this process is in the tree, or others may write to the folder of the location.
         FreezeError: CRIU failed; the processes run on.
         SafepointError, OSError: the image could not be written; the processes run on.
     """
@@ -86,10 +86,10 @@ def freeze_tree(
         log.unlink(missing_ok=True)
         tree_dump.dump(criu, pid, stage.folder, log=log, is_running_after=is_running_after, started=guard.started)
         frozen_s = clock.monotonic_s() - begun_s
-        stopped = [] if is_running_after else processes_of(pid)
         dumped = Dump(folder=stage.folder, root_pid=pid, program=program, is_in_session_of_other=session)
-        manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
-        image.commit(manifest)
-        send(signal.SIGKILL, stopped)
+        with held([] if is_running_after else processes_of(pid)) as stopped:
+            manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
+            image.commit(manifest)
+            send(signal.SIGKILL, stopped)
         guard.release()
     return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)

@@ -32,11 +32,13 @@ def thaw_image(
         progress: called with the number of bytes of pages restored since the last call.
 
     Raises:
+        UsageError: another user may have written the image.
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
         FreezeError: CRIU could not restore the processes.
         StorageError: there is too little space for the raw pages.
     """
     require_packages()
+    location.check_private(location.read(name))
     manifest = verify(location, name, deep=False)
     if manifest.machine.architecture != platform.machine():
         raise ImageError(

@@ -4,9 +4,9 @@ Promises: a link is accepted once. Links are kept as digests, and in memory only
 and its end, and is signed with a key in the user's state folder, so that it stays valid when the dashboard is started
 again. Deleting the key ends all sessions.
 
-A browser sends the cookie to each program that listens at the same address, whatever its port. On loopback this may be
-a program of another user, or one that took the port when the dashboard ended. So a cookie that was given to a user of
-this machine is valid only in connections that this user has opened.
+A browser sends the cookie to each program that listens at the same address, whatever its port. On loopback this may
+be a program of another user, or one that took the port when the dashboard ended. So a cookie that was given to a user
+of this machine is valid only in connections that this user has opened.
 """
 
 import base64

@@ -2,10 +2,15 @@
 
 Promises: a folder is an image when its name is `image-N` and its manifest has this number; a chain that `chain`
 returns has the very images that the newest one names. One writer at a time.
+
+Images are written and restored by root. Another user who could write to the folder could read the memory in an image,
+lead root's writes to other files, or let root restore another program. So both are refused in such a folder. Reading
+an image executes nothing, and is allowed in every folder.
 """
 
 import contextlib
 import os
+import stat
 import uuid
 from collections.abc import Generator
 from pathlib import Path
@@ -14,11 +19,13 @@ from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.checkpoint.format.sealed_record import MAX_RECORD_BYTES
 from safepoint.checkpoint.format.verify import Fault, compare_listing, list_files
-from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError
+from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError, UsageError
 from safepoint.foundation import files
 from safepoint.foundation.files import FolderLock
+from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.transparent.images.manifest import (
     MANIFEST_NAME,
     MOST_CHAIN,
@@ -109,10 +116,15 @@ class ImageLocation:
         return compare_listing(manifest.files, found, extra=True)
 
     def parent(self) -> list[ImageManifest]:
-        """The chain that a new image may continue: that of the newest image, or none if it is full or invalid."""
+        """The chain that a new image may continue: that of the newest image.
+
+        None if it is full or invalid, or if another user may have written it.
+        """
         for name in self.names()[:1]:
-            with contextlib.suppress(ImageError):
-                chain = self.chain(self.read(name))
+            with contextlib.suppress(ImageError, UsageError, OSError):
+                manifest = self.read(name)
+                self.check_private(manifest)
+                chain = self.chain(manifest)
                 if len(chain) < MOST_CHAIN and not any(self.faults(one) for one in chain):
                     return chain
         return []
@@ -122,13 +134,30 @@ class ImageLocation:
 
         Raises:
             StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(control, _PRIVATE)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+        _check_private(self.folder)
+        _check_private(control)
         return control
+
+    def check_private(self, manifest: ImageManifest) -> None:
+        """Check that no other user can have written an image, or the images that it needs.
+
+        Raises:
+            UsageError: another user may have written one of them.
+            ImageError, OSError: one of them cannot be read.
+        """
+        for one in self.chain(manifest):
+            folder = self.path(one.name)
+            for path in (MANIFEST_NAME, *(entry.path for entry in one.files)):
+                _check_private((folder / path).parent)
+                if _may_be_written(folder / path):
+                    raise _of_others(folder / path)
 
     @contextlib.contextmanager
     def writing(self) -> Generator["NewImage"]:
@@ -137,11 +166,14 @@ class ImageLocation:
         Raises:
             ConflictError: another process writes an image here.
             StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(self.folder)
             no_links.make_folders(control, _PRIVATE)
+            _check_private(self.folder)
+            _check_private(control)
             lock = FolderLock.acquire(control / "lock", {"pid": os.getpid()})
         except BlockingIOError as error:
             raise ConflictError(
@@ -189,6 +221,32 @@ class NewImage:
         """
         target = self.location.path(image_name(self.number))
         commit(FolderDestination(self.folder, target, trash=None, is_durable=False), manifest)
+
+
+def _check_private(folder: Path) -> None:
+    """Check that no other user may write to `folder`, or replace it.
+
+    Raises:
+        UsageError: another user may.
+    """
+    if _may_be_written(folder) or may_be_replaced(folder, by_everyone=not is_seeing_all()):
+        raise _of_others(folder)
+
+
+def _may_be_written(path: Path) -> bool:
+    """Whether another user may write to a file or a folder. In a container, users and groups trust each other."""
+    status = path.stat(follow_symlinks=False)
+    if not is_seeing_all():
+        return bool(status.st_mode & stat.S_IWOTH)
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid not in {os.geteuid(), 0}
+
+
+def _of_others(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} or a folder above it belongs to another user, or others may write to it, so they could exchange "
+        "what is written or restored here; nothing was done",
+        hint="name a folder to which only you may write; copy an image that you trust there",
+    )
 
 
 def source_of(manifest: ImageManifest) -> Source:
