@@ -163,6 +163,7 @@ def test_a_form_of_another_site_is_refused(home: Path, dashboard: Dashboard) -> 
             ({"form_token": f"{token}x"}, {}),
             ({"form_token": token}, {"origin": "https://evil.example"}),
             ({"form_token": token}, {"origin": "null"}),
+            ({"form_token": token}, {"origin": "http://["}),
             ({"form_token": token}, {"origin": "http://127.0.0.1:9999"}),
             ({"form_token": token}, {"sec-fetch-site": "cross-site"}),
             ({"form_token": token}, {"sec-fetch-site": "same-site"}),

@@ -8,7 +8,7 @@ sent it.
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -152,7 +152,7 @@ class Guard:
         found = {name: value.decode("latin-1").lower() for name, value in headers}
         origin, site = found.get(b"origin"), found.get(b"sec-fetch-site")
         if site not in {None, "same-origin"} or (
-            origin is not None and urlsplit(origin).netloc != found.get(b"host", "")
+            origin is not None and origin.partition("://")[2] != found.get(b"host", "")
         ):
             raise Refusal(403, "another site has sent this form; nothing was done")
 
