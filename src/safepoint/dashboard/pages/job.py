@@ -1,6 +1,7 @@
 """A job: what it does, its curves, timeline, events and output."""
 
 import collections
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -113,8 +114,8 @@ def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: in
         else:
             found = jobs.logs(name, rank=rank)
         lines = (line for line in found if wanted in line.text.lower())
-        last = collections.deque(lines, maxlen=most)
-    return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]
+        # Whole lines are not kept: on a cluster they may have 1 MiB.
+        return list(collections.deque((replace(one, text=one.text[:_LONGEST_LINE]) for one in lines), maxlen=most))
 
 
 routes = [
