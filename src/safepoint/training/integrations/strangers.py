@@ -12,6 +12,7 @@ use (TORCH_GLOO_LAZY_INIT).
 
 import contextlib
 import functools
+import ipaddress
 import logging
 import os
 import socket
@@ -25,6 +26,7 @@ from safepoint.foundation.processes import is_this_user
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.imports import after_import
 
+_CREATE = "_new_process_group_helper"
 _DESCRIPTORS = "/proc/self/fd"
 _FAMILIES = {socket.AF_INET, socket.AF_INET6}
 _log = logging.getLogger("safepoint")
@@ -33,56 +35,57 @@ _log = logging.getLogger("safepoint")
 def install(context: RankContext) -> None:
     """Check the connections of each process group that the program creates, if there are several ranks."""
     if context.place.world_size > 1 and os.path.isdir(_DESCRIPTORS):
-        after_import("torch.distributed.distributed_c10d", _hook)
+        after_import("torch.distributed.distributed_c10d", hook)
 
 
-def _hook(module: ModuleType) -> None:
-    c10d: Any = module
-    create = c10d._new_process_group_helper
-    connections = AcceptedConnections()
+def hook(module: ModuleType) -> None:
+    """Replace the function of torch that creates every process group."""
+    create = getattr(module, _CREATE)
 
     @functools.wraps(create)
-    def create_and_check(*args: Any, **kwargs: Any) -> Any:
-        with connections.checked():
+    def create_without_strangers(*args: Any, **kwargs: Any) -> Any:
+        with without_strangers():
             return create(*args, **kwargs)
 
-    c10d._new_process_group_helper = create_and_check
+    setattr(module, _CREATE, create_without_strangers)
 
 
-class AcceptedConnections:
-    """The connections that this process has accepted at ports which it opened in a `checked` block."""
-
-    def __init__(self) -> None:
-        self._ports: set[int] = set()
-
-    @contextlib.contextmanager
-    def checked(self) -> Generator[None]:
-        """When the block ends, shut down those of its connections that other users of this machine have opened."""
-        before = _sockets()
-        yield
-        new = [number for name, number in _sockets().items() if name not in before]
-        self._ports |= {port for number in new if (port := _listening_port(number)) is not None}
-        for number in new:
-            with _opened(number) as one:
-                if one is not None:
-                    self._check(one)
-
-    def _check(self, one: socket.socket) -> None:
-        try:
-            near, far = one.getsockname()[:2], one.getpeername()[:2]
-        except OSError:  # it is not connected
-            return
-        owner = owner_of(far, near) if near[1] in self._ports else None
-        if owner is None or is_this_user(owner):  # None: it was closed, or its other end is on another machine
-            return
-        with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+@contextlib.contextmanager
+def without_strangers() -> Generator[None]:
+    """Shut down the connections that other users of this machine have opened to ports which the block has opened."""
+    before = _sockets()
+    yield
+    new = [number for name, number in _sockets().items() if name not in before]
+    ports = {port for number in new if (port := _listening_port(number)) is not None}
+    found: set[str] = set()
+    for number in new if ports else ():
+        with _opened(number) as one:
+            user = None if one is None else _stranger_of(one, ports)
+            if one is not None and user is not None:
+                found.add(user)
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+    if found:
         _log.warning(
-            "a program of user %s connected to port %d, at which this rank waited for another rank; the connection "
-            "was closed, and if the ranks cannot go on without it, they restart",
-            user_name(owner),
-            near[1],
+            "a program of %s connected to a port at which this rank waited for another rank; the connection was "
+            "closed, and if it was used in the place of the rank, the ranks fail and restart",
+            " and ".join(sorted(found)),
         )
+
+
+def _stranger_of(one: socket.socket, ports: set[int]) -> str | None:
+    """Who has opened a connection to one of `ports`; None if it is this user, or a program on another machine."""
+    try:
+        near, far = one.getsockname()[:2], one.getpeername()[:2]
+    except OSError:  # it is not connected
+        return None
+    if near[1] not in ports:
+        return None
+    owner = owner_of(far, near)
+    if owner is None:  # on loopback, it is closed, perhaps by halves, in which state the kernel names no user
+        is_local = ipaddress.ip_address(near[0].removeprefix("::ffff:").partition("%")[0]).is_loopback
+        return "an unknown user" if is_local else None
+    return None if is_this_user(owner) else f"user {user_name(owner)}"
 
 
 def _sockets() -> dict[str, int]:
@@ -106,7 +109,7 @@ def _opened(number: int) -> Generator[socket.socket | None]:
         yield None
         return
     with one:
-        # Python has changed this if the program has set a default timeout for sockets.
+        # Python changes this mode if the program has set a default timeout for sockets.
         one.setblocking(is_blocking)
         yield one if one.family in _FAMILIES and one.type is socket.SOCK_STREAM else None
 
