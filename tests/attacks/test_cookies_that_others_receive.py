@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_a_further_cookie_of_another_program(home: Path) -> None:
         name = cookie.partition("=")[0]
         assert status(server, "/jobs", f"{name}=planted; {cookie}") == 200
         assert status(server, "/jobs", f"{name}=planted; {name}=") == 401
+
+
+def test_connections_that_end_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Their user cannot be found out; the dashboard writes nothing about them, and goes on."""
+    with served(home) as server:
+        cookie = enter(server)
+        for _ in range(300):
+            one = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+            one.close()
+        assert status(server, "/jobs", cookie) == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_the_link_does_not_lead_to_another_family_of_addresses() -> None:
