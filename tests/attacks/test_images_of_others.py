@@ -13,6 +13,7 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.transparent import freeze as freezing
+from safepoint.transparent import staging
 from safepoint.transparent import thaw as thawing
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.program import Criu
@@ -97,6 +98,20 @@ def test_a_folder_for_an_image(place: str, change: str, tmp_path: Path, freeze: 
     with pytest.raises(UsageError, match="belongs to another user, or others may write to it"):
         freeze(tmp_path / "above" / "images")
     assert not log.exists()
+
+
+@pytest.mark.parametrize(("mode", "is_in_memory"), [(0o1777, True), (0o777, False)])
+def test_memory_in_which_others_can_rename_folders(
+    mode: int, is_in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The raw pages are written to the private folder of the image instead."""
+    for name in ("memory", "disk"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "memory").chmod(mode)
+    monkeypatch.setattr(staging, "_MEMORY", tmp_path / "memory")
+    with staging.staging(1, tmp_path / "disk") as stage:
+        assert stage.is_in_memory is is_in_memory
+        assert stage.folder.parent == tmp_path / ("memory" if is_in_memory else "disk")
 
 
 @needs_root
