@@ -83,7 +83,8 @@ async def logs(request: Request) -> Response:
         raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
     rank = int(rank_text) if rank_text else None
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
-    lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+    async with context_of(request).outputs:
+        lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
     if request.state.wants_json:
         return json_response([log_document(line) for line in lines])
     one = await in_thread(lambda: reader.job(name))
