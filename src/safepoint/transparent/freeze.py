@@ -25,7 +25,7 @@ from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stop_trees
-from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
+from safepoint.transparent.criu.trees import held, name_of, processes_of, resident_bytes, send
 from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation, NewImage
 from safepoint.transparent.images.manifest import ImageManifest, Machine, part_name
@@ -77,7 +77,8 @@ def freeze_trees(
 
     Raises:
         NotFoundError: a process does not exist.
-        UsageError: this process is in a tree, or a tree is in another one.
+        UsageError: this process is in a tree, a tree is in another one, or others may write to the folder of the
+            location.
         FreezeError: CRIU failed; the processes run on.
         SafepointError, OSError: the image could not be written; the processes run on.
     """
@@ -94,30 +95,31 @@ def freeze_trees(
         Guard(stage.folder, signal.SIGCONT) as guard,
     ):
         stopped = stop_trees(roots, stopping=guard.watch)
-        try:
-            dumps = _dump(criu, roots, stage.folder, image, guard)
-            for root, dump in zip(roots, dumps, strict=True):
-                carry((carried or {}).get(root, ()), dump.folder)
-            if is_running_after:
-                send(signal.SIGCONT, stopped)
-                guard.forget()
-                gpu_work.resume()
-            frozen_s = clock.monotonic_s() - gpu_work.since_s
-            machine = Machine(
-                architecture=platform.machine(), kernel=platform.release(), criu=criu.version, gpus=gpu_work.gpus
-            )
-            manifest = store_dumps(image, dumps, machine, parent=location.parent(), progress=progress)
-            image.commit(manifest)
+        with held(stopped) as processes:
+            try:
+                dumps = _dump(criu, roots, stage.folder, image, guard)
+                for root, dump in zip(roots, dumps, strict=True):
+                    carry((carried or {}).get(root, ()), dump.folder)
+                if is_running_after:
+                    send(signal.SIGCONT, processes)
+                    guard.forget()
+                    gpu_work.resume()
+                frozen_s = clock.monotonic_s() - gpu_work.since_s
+                machine = Machine(
+                    architecture=platform.machine(), kernel=platform.release(), criu=criu.version, gpus=gpu_work.gpus
+                )
+                manifest = store_dumps(image, dumps, machine, parent=location.parent(), progress=progress)
+                image.commit(manifest)
+                if not is_running_after:
+                    if before_end is not None:
+                        before_end(manifest)
+                    guard.then(signal.SIGKILL)
+            except BaseException:
+                end_repair(stopped)
+                send(signal.SIGCONT, processes)
+                raise
             if not is_running_after:
-                if before_end is not None:
-                    before_end(manifest)
-                guard.then(signal.SIGKILL)
-        except BaseException:
-            end_repair(stopped)
-            send(signal.SIGCONT, stopped)
-            raise
-        if not is_running_after:
-            send(signal.SIGKILL, stopped)
+                send(signal.SIGKILL, processes)
         guard.release()
     return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)
 

@@ -19,7 +19,7 @@ from safepoint.transparent.carried import set_down
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.tree_dump import Restored, TreeRestore
-from safepoint.transparent.criu.trees import processes_of, send
+from safepoint.transparent.criu.trees import held, processes_of, send
 from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import Part, part_name
@@ -51,12 +51,14 @@ def thaw_image(
         The trees, in the order of the image's parts.
 
     Raises:
+        UsageError: another user may have written the image.
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
         FreezeError: CRIU or the CUDA driver could not restore the processes; none runs.
         UnsupportedError: the processes used a GPU, and this machine cannot restore its memory.
         StorageError: there is too little space for the raw pages.
     """
     require_packages()
+    location.check_private(location.read(name))
     manifest = verify(location, name, deep=False)
     if manifest.machine.architecture != platform.machine():
         raise ImageError(
@@ -76,15 +78,16 @@ def thaw_image(
             for folder in set_down(stage.folder / part_name(number)):
                 undo.callback(delete_tree, folder)
         with _restored(criu, stage.folder, control, manifest.parts) as restored:
-            processes = [pid for one in restored for pid in processes_of(one.pid)]
-            for pid in processes:
+            pids = [pid for one in restored for pid in processes_of(one.pid)]
+            for pid in pids:
                 guard.watch(pid)
             if before_start is not None:
                 before_start(restored)
             guard.then(signal.SIGCONT)
-            send(signal.SIGCONT, processes)
+            with held(pids) as processes:
+                send(signal.SIGCONT, processes)
             if manifest.machine.gpus:
-                _resume_gpus(processes, places)
+                _resume_gpus(pids, places)
         undo.pop_all()
         guard.release()
     return restored

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError
 from safepoint.foundation import clock
-from safepoint.transparent.criu.trees import name_of, processes_of, send
+from safepoint.transparent.criu.trees import held, name_of, processes_of, send
 
 _WITHIN_S = 10.0
 _LOOK_S = 0.002
@@ -53,20 +53,26 @@ def stop_trees(
             for pid in new:
                 stopping(pid)
                 stopped.append(pid)
-                send(signal.SIGSTOP, [pid])
+                with held([pid]) as processes:
+                    send(signal.SIGSTOP, processes)
             if clock.monotonic_s() >= deadline_s:
                 break
             if not new:
                 clock.sleep(_LOOK_S)
     except BaseException:
-        send(signal.SIGCONT, stopped)
+        _let_run(stopped)
         raise
-    send(signal.SIGCONT, stopped)
+    _let_run(stopped)
     names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in (moving or new)[:3])
     raise FreezeError(
         f"process {names} did not stop within {within_s:.0f} s; the processes run on, and no image was made",
         hint="it may wait for a file server or a device; try again later",
     )
+
+
+def _let_run(pids: Iterable[int]) -> None:
+    with held(pids) as processes:
+        send(signal.SIGCONT, processes)
 
 
 def refuse_stopped(pids: Iterable[int], proc: Path = Path("/proc")) -> None:

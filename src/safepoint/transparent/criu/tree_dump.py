@@ -22,7 +22,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.processes import identify
 from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.program import Criu, failure
-from safepoint.transparent.criu.trees import processes_of, send
+from safepoint.transparent.criu.trees import held, processes_of, send
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
 _LOOK_S = 0.005
@@ -154,7 +154,8 @@ class TreeRestore:
         self._process.wait()
         if not self._in_namespace:
             # What is left if CRIU was killed. These numbers were free when it started.
-            send(signal.SIGKILL, [number for number in self._numbers if self._is_newer(number)])
+            with held(number for number in self._numbers if self._is_newer(number)) as processes:
+                send(signal.SIGKILL, processes)
 
     def _is_newer(self, number: int) -> bool:
         found = identify(number)
