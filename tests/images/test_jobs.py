@@ -100,7 +100,7 @@ def test_a_job_goes_on_in_the_middle_of_a_step(place: Place, reference: Place, s
 
 def test_a_job_that_runs_on_can_go_back(place: Place, reference: Place) -> None:
     """It is not changed. After it was suspended, it goes back to its image, and saves its checkpoints once more."""
-    place.jobs.submit(place.training("job", "--step-ms", "300", "--save-steps", "2"))
+    place.jobs.submit(place.training("job", "--step-ms", "1500", "--save-steps", "2"))
     place.wait_for_mark("job", 2)
     for number in (1, 2):
         outcome = safepoint("freeze", "job", "--leave-running", "--json")

@@ -14,6 +14,7 @@ import pytest
 
 from safepoint.errors import FreezeError, SafepointError, UsageError
 from safepoint.transparent import freeze as freeze_module
+from safepoint.transparent.criu import stopping as stopping_module
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stop_trees
 from safepoint.transparent.criu.trees import processes_of
@@ -326,10 +327,27 @@ def test_temporary_folders_are_carried_along(trees: Trees) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_processes_that_do_not_stop_run_on(trees: Trees) -> None:
+def test_processes_that_do_not_stop_run_on(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message that names one; those that have stopped run on, too."""
+    last, is_at_rest = trees.processes[-1], stopping_module._is_at_rest
+    monkeypatch.setattr(stopping_module, "_is_at_rest", lambda pid, proc: pid != last and is_at_rest(pid, proc))
     stopping: list[int] = []
-    with pytest.raises(FreezeError, match="did not stop"):
-        stop_trees(trees.roots, stopping=stopping.append, within_s=0.0)
+    with pytest.raises(FreezeError, match=rf"process {last} .*did not stop"):
+        stop_trees(trees.roots, stopping=stopping.append, within_s=1.0)
     wait_for(trees.are_running, "all run")
-    assert set(stopping) >= set(trees.roots)
+    assert set(stopping) == set(trees.processes)
+
+
+def test_a_tree_that_starts_processes_all_the_time_is_stopped(trees: Trees) -> None:
+    """A process that starts a program stops only when the new process has executed it: parents are stopped first."""
+    code = "while :; do /bin/true; done"
+    with subprocess.Popen(["/bin/sh", "-c", code], start_new_session=True) as process:
+        try:
+            for _ in range(20):
+                stopped = stop_trees([process.pid], stopping=lambda _: None)
+                assert {state(pid) for pid in stopped} <= {"T", "Z", "X"}
+                for pid in stopped:
+                    with contextlib.suppress(ProcessLookupError):  # its parent goes on, and waits for it
+                        os.kill(pid, signal.SIGCONT)
+        finally:
+            process.kill()

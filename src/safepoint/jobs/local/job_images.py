@@ -90,8 +90,7 @@ def freeze_job(
                         hint=f"see `safepoint events {job.name}`",
                     )
                 history.note_image(job.name, image, actor=actor)
-                if not is_running_after:
-                    history.request(job.name, RequestedAction.FREEZE, actor=actor)
+                history.request(job.name, RequestedAction.FREEZE, actor=actor)
 
         frozen = freeze_trees(
             criu,
@@ -103,7 +102,10 @@ def freeze_job(
             progress=progress,
         )
         if is_running_after:
-            note(frozen.manifest)
+            with history.transaction():
+                now = history.find(job.name)
+                if now is not None and now.attempt == job.attempt:
+                    history.note_image(job.name, location.where(frozen.manifest.name), actor=actor)
             return frozen
     with LocalJobs(actor=actor) as jobs:
         jobs.wait(job.name, [JobState.SUSPENDED], timeout_s=_EXITS_WITHIN_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError
 from safepoint.foundation import clock
-from safepoint.transparent.criu.trees import held, name_of, processes_of, send
+from safepoint.transparent.criu.trees import children_of, held, name_of, send
 
 _WITHIN_S = 10.0
 _LOOK_S = 0.002
@@ -42,28 +42,30 @@ def stop_trees(
         FreezeError: not all of them stopped in time; they run on.
     """
     stopped: list[int] = []
+    moving: list[int] = []
     deadline_s = clock.monotonic_s() + within_s
     try:
-        while True:
-            moving = [pid for pid in stopped if not _is_at_rest(pid, proc)]
-            # A process may have started another one before it was stopped, so look again when all are stopped.
-            new = [pid for root in roots for pid in processes_of(root, proc) if pid not in stopped]
-            if stopped and not moving and not new:
-                return stopped
-            for pid in new:
+        pending = list(roots)
+        while pending and not moving:
+            for pid in pending:
                 stopping(pid)
                 stopped.append(pid)
                 with held([pid]) as processes:
                     send(signal.SIGSTOP, processes)
-            if clock.monotonic_s() >= deadline_s:
-                break
-            if not new:
+            while (
+                moving := [pid for pid in pending if not _is_at_rest(pid, proc)]
+            ) and clock.monotonic_s() < deadline_s:
                 clock.sleep(_LOOK_S)
+            # A process that starts a program stops only after the new process has executed the program. So no process
+            # is stopped before its parent has stopped. A stopped process starts no further ones.
+            pending = [new for pid in stopped for new in children_of(pid, proc) or () if new not in stopped]
+        if not moving:
+            return stopped
     except BaseException:
         _let_run(stopped)
         raise
     _let_run(stopped)
-    names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in (moving or new)[:3])
+    names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in moving[:3])
     raise FreezeError(
         f"process {names} did not stop within {within_s:.0f} s; the processes run on, and no image was made",
         hint="it may wait for a file server or a device; try again later",

@@ -23,14 +23,28 @@ def processes_of(root: int, proc: Path = Path("/proc")) -> list[int]:
     pending = [root]
     while pending:
         pid = pending.pop(0)
-        try:
-            tasks = list((proc / str(pid) / "task").iterdir())
-        except OSError:
-            continue
-        found.append(pid)
-        for task in tasks:
-            with contextlib.suppress(OSError):
-                pending += map(int, (task / "children").read_text().split())
+        children = children_of(pid, proc)
+        if children is not None:
+            found.append(pid)
+            pending += children
+    return found
+
+
+def children_of(pid: int, proc: Path = Path("/proc")) -> list[int] | None:
+    """The processes that a process has started; None if it does not exist.
+
+    Args:
+        pid: the number of the process.
+        proc: where the proc file system is mounted.
+    """
+    found: list[int] = []
+    try:
+        tasks = list((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return None
+    for task in tasks:
+        with contextlib.suppress(OSError):
+            found += map(int, (task / "children").read_text().split())
     return found
 
 
