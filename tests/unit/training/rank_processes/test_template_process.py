@@ -134,7 +134,11 @@ def test_ranks_that_are_bound_to_cores_are_not_copied(
     """torch starts each of them through a program that binds it. One warning says so, and the template ends."""
     one, started = template("time.sleep(600)"), []
     one.start()
-    monkeypatch.setattr(SubprocessContext, "_start", lambda ranks: started.append(ranks))
+
+    def start(ranks: SubprocessContext) -> None:
+        started.append(ranks)
+
+    monkeypatch.setattr(SubprocessContext, "_start", start)
     ranks = object.__new__(births._CopiedRanks)
     ranks._template = one
     ranks._numa_options = object()
