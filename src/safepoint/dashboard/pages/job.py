@@ -14,10 +14,10 @@ from safepoint.answers.job_documents import (
     status_document,
 )
 from safepoint.dashboard.pages.context import context_of, in_thread
-from safepoint.dashboard.reading.job_view import metric_columns, read_job
+from safepoint.dashboard.reading.job_view import MOST_RANKS, metric_columns, read_job
 from safepoint.dashboard.reading.places import PlaceReader
-from safepoint.dashboard.rendering import Refusal, json_response, respond
-from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.dashboard.rendering import Refusal, json_response, respond, sentence_of_error
+from safepoint.errors import NotFoundError
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.presentation.tones import TONES
 
@@ -39,7 +39,7 @@ async def job(request: Request) -> Response:
     reader, name = place_and_name(request)
     view = await in_thread(lambda: read_job(reader, name))
     one = view.listed
-    document = status_document(one.job, one.progress, view.output, view.attempts)
+    document = status_document(one.job, one.progress, view.output, view.attempts, view.details)
     return respond(
         request,
         "job.html",
@@ -52,6 +52,7 @@ async def job(request: Request) -> Response:
         safe_step=safe_step(one.job, one.progress),
         events=event_rows(view.events[-_NUM_EVENTS:]),
         num_events=len(view.events),
+        most_ranks=MOST_RANKS,
         works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
     )
 
@@ -82,10 +83,16 @@ async def logs(request: Request) -> Response:
         raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
     rank = int(rank_text) if rank_text else None
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
-    lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+    one = await in_thread(lambda: reader.job(name))
+    why = ""
+    try:
+        lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+    except NotFoundError as error:
+        if request.state.wants_json or rank is not None:
+            raise
+        lines, why = [], sentence_of_error(error)  # a job on a cluster has no output while it has no pods
     if request.state.wants_json:
         return json_response([log_document(line) for line in lines])
-    one = await in_thread(lambda: reader.job(name))
     num_ranks = one.job.num_nodes * (one.job.ranks_per_node or 1)
     return respond(
         request,
@@ -96,22 +103,19 @@ async def logs(request: Request) -> Response:
         lines=lines,
         rank=rank_text,
         query=query,
-        ranks=range(min(num_ranks, 64)),
+        ranks=range(min(num_ranks, MOST_RANKS)),
         is_cut=len(lines) == most,
+        why=why,
     )
 
 
 def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> list[LogLine]:
     """The last lines that contain the query, in any case of letters."""
-    reader.job(name)
     wanted = query.lower()
     # A connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
         # A search reads everything; without one, the end of a long output is enough.
-        if isinstance(jobs, LocalJobs) and not query:
-            found = jobs.logs(name, rank=rank, last_bytes=_TAIL_BYTES)
-        else:
-            found = jobs.logs(name, rank=rank)
+        found = jobs.logs(name, rank=rank, last_bytes=None if query else _TAIL_BYTES)
         lines = (line for line in found if wanted in line.text.lower())
         last = collections.deque(lines, maxlen=most)
     return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]

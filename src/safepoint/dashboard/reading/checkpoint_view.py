@@ -1,20 +1,26 @@
 """The checkpoints of a job or of any location."""
 
+import contextlib
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, parse_policies
-from safepoint.checkpoint.tools.documents import state_of
+from safepoint.checkpoint.tools.documents import item_in, state_of
 from safepoint.checkpoint.tools.inventory import Inventory, Item, open_inventory
+from safepoint.dashboard.reading.places import PlaceReader
 from safepoint.errors import NotFoundError, SafepointError, UnsupportedError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.records import JobEvent, JobRecord
 from safepoint.settings.run_settings import RunSettings
-from safepoint.storage.location import parse_location
+
+if TYPE_CHECKING:
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 _MOST_SIZE = 4096
 """The largest number of ranks that is considered."""
@@ -59,27 +65,43 @@ class Check:
     how: str
 
 
-def inventory_of_job(job: object, output: str | None) -> Inventory:
+class OnlyInPodsError(UnsupportedError):
+    """Only a pod can read the checkpoints of a job on a cluster."""
+
+
+def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
     """The checkpoints of a job, opened as the job itself would reach them.
 
     Raises:
         NotFoundError: the output location is not known yet.
-        UnsupportedError: the job is on a cluster, and its claim cannot be read from here.
+        OnlyInPodsError: the job is on a cluster, and only a pod can read its checkpoints.
         SafepointError: the location cannot be reached.
     """
+    job = reader.job(name).job
+    output = reader.call(lambda jobs: jobs.output_of(job))
     if output is None:
         raise NotFoundError(
             "the output location of this job is not known yet", hint="its ranks report it when they start"
         )
     if isinstance(job, JobRecord):
         return open_output(job.spec, output)
-    location = parse_location(output)
-    if location.is_folder or str(location).startswith("pvc:"):
-        raise UnsupportedError(
-            f"{output} is in the cluster, and this page cannot read it",
-            hint=f"`safepoint checkpoints list --on … {output}` reads it in a pod",
+    found = reader.call(lambda jobs: cast("ClusterJobs", jobs).inventory_of(name))
+    if found is None:
+        raise OnlyInPodsError(
+            f"{output} can be read only in the cluster",
+            hint=f"`safepoint checkpoints list --on {shlex.quote(reader.name)} job:{name}` reads it in a pod, too",
         )
-    return open_any(output)[0]
+    return found
+
+
+def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
+    """The checkpoints that a pod has listed, newest first. Those of a later release than this one are left out."""
+    rows: list[CheckpointRow] = []
+    for document in documents:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            item = item_in(document)
+            rows.append(CheckpointRow(item=item, state=state_of(item, item.faults, deep=False), is_in_use=False))
+    return rows
 
 
 def open_any(text: str) -> tuple[Inventory, str | None]:

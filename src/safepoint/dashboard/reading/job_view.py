@@ -1,21 +1,30 @@
 """What the page of a job shows."""
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from safepoint.answers.consequence import Action, actions_of
+from safepoint.answers.details import details_of
 from safepoint.answers.situation import sentence_of
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
-from safepoint.jobs.model.job_place import JobPlace
+from safepoint.foundation.processes import memory_of
+from safepoint.jobs.cluster.pods.pod_summary import PodSummary
+from safepoint.jobs.cluster.state import ClusterJob
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.job_place import HasDetails, Job, JobPlace
 from safepoint.jobs.model.job_progress import risk_of_suspending
-from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord
 from safepoint.presentation.drawings import Curve, Timeline, curve_of, metric_names, timeline_of
 from safepoint.progress.metric_history import MetricPoint
+from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
 
+MOST_RANKS = 64
+"""How many ranks a page shows."""
 _LAUNCHERS_OWN = {"record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start", "wording"}
 
 
@@ -27,11 +36,13 @@ class RankFacts:
         rank: its number.
         host: its machine or pod.
         pid: its process there.
+        memory_bytes: its memory; None if it does not run, or if it is on another machine.
     """
 
     rank: int
     host: str
     pid: int | None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,8 @@ class JobView:
         timeline: None before the first attempt.
         curves: of its metrics, the most important ones first.
         ranks: of the newest attempt, as far as it has reported them.
+        pods: those that train, of a job on a cluster.
+        details: see `details_of`.
         actions: those that it accepts now.
         settings: the options of its run that are not the default, by name.
         commands: what each command does, and the command.
@@ -62,6 +75,8 @@ class JobView:
     timeline: Timeline | None
     curves: tuple[Curve, ...]
     ranks: tuple[RankFacts, ...]
+    pods: tuple[PodSummary, ...]
+    details: Mapping[str, Any]
     actions: tuple[Action, ...]
     settings: Mapping[str, str]
     commands: tuple[tuple[str, str], ...]
@@ -77,10 +92,14 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
     listed = reader.job(name)
     job = listed.job
 
-    def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord]]:
-        return jobs.output_of(job), jobs.attempts(name)
+    def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord], dict[str, Any], Progress | None]:
+        progress = listed.progress
+        if progress is None and isinstance(jobs, HasDetails):
+            progress = jobs.progress_in_log(job)
+        return jobs.output_of(job), jobs.attempts(name), details_of(jobs, job), progress
 
-    output, attempts = reader.call(ask)
+    output, attempts, details, progress = reader.call(ask)
+    listed = dataclasses.replace(listed, progress=progress)
     events = reader.events(listed)
     points = reader.points(listed)
     return JobView(
@@ -88,11 +107,18 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         output=output,
         attempts=tuple(attempts),
         events=tuple(events),
-        sentence=sentence_of(job, listed.progress),
+        sentence=sentence_of(
+            job,
+            listed.progress,
+            queue_place=details["queue_place"],
+            verified_s=_verified_s(events, listed.progress),
+        ),
         risk=risk_of_suspending(job, listed.progress),
         timeline=timeline_of(attempts, events),
         curves=tuple(curve for one in metric_names(points) if (curve := curve_of(one, points)) is not None),
-        ranks=_ranks(events),
+        ranks=_ranks(job, events),
+        pods=job.pods if isinstance(job, ClusterJob) else (),
+        details=details,
         actions=tuple(actions_of(job)),
         settings=_settings(job.settings),
         commands=_commands(reader, name, output),
@@ -116,12 +142,32 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def _ranks(events: Sequence[JobEvent]) -> tuple[RankFacts, ...]:
+def _verified_s(events: Sequence[JobEvent], progress: Progress | None) -> float | None:
+    """How long the resume at which the newest start began took to verify its checkpoint, in seconds."""
+    if progress is None or progress.resumed_step is None:
+        return None
+    for event in reversed(events):
+        if event.name == "resumed" and event.detail.get("step") == progress.resumed_step:
+            seconds = event.detail.get("duration_s")
+            return seconds if type(seconds) is float and 0 <= seconds < math.inf else None
+    return None
+
+
+def _ranks(job: Job, events: Sequence[JobEvent]) -> tuple[RankFacts, ...]:
     for event in reversed(events):
         ranks = event.detail.get("ranks")
         if event.name == "attempt_started" and isinstance(ranks, list):
-            return tuple(fact for one in cast("list[Any]", ranks) if (fact := _rank(one)) is not None)
+            found = [fact for one in cast("list[Any]", ranks) if (fact := _rank(one)) is not None]
+            return tuple(
+                _with_memory(job, fact) if number < MOST_RANKS else fact for number, fact in enumerate(found)
+            )
     return ()
+
+
+def _with_memory(job: Job, rank: RankFacts) -> RankFacts:
+    if not isinstance(job, JobRecord) or not job.state.holds_slots or rank.pid is None:
+        return rank
+    return dataclasses.replace(rank, memory_bytes=memory_of(rank.pid, job_folder(job.name)))
 
 
 def _rank(record: Any) -> RankFacts | None:
@@ -151,6 +197,8 @@ def _commands(reader: PlaceReader, name: str, output: str | None) -> tuple[tuple
         ("its events", f"safepoint events{on} {name}"),
         ("save and stop it", f"safepoint suspend{on} {name}"),
         ("continue it", f"safepoint resume{on} {name}"),
+        ("give it two nodes", f"safepoint scale{on} --nnodes 2 {name}"),
+        ("remove it; its checkpoints stay", f"safepoint delete{on} {name}"),
     ]
     if output is not None:
         found.append(("its checkpoints", f"safepoint checkpoints list{on} {shlex.quote(output)}"))

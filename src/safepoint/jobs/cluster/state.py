@@ -6,8 +6,8 @@ either Kueue or a person may have suspended the job.
 
 import contextlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.planned_sizes import planned_in
 from safepoint.jobs.cluster.pods.delays import delay_of, waits_for, why_no_pods
+from safepoint.jobs.cluster.pods.devices import devices_of
 from safepoint.jobs.cluster.pods.pod_fields import (
     container_state,
     exit_code_of,
@@ -22,16 +23,17 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     how_ended,
     is_leaving,
     is_training_pod,
-    node_of,
     num_restarts,
     other_grace,
     runs_or_is_done,
     training_pods,
     why_leaving,
 )
+from safepoint.jobs.cluster.pods.pod_summary import PodSummary, started_at, summary_of
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, read_receipt
 from safepoint.jobs.cluster.records.storage_record import named_output
+from safepoint.jobs.cluster.records.submitted_record import settings_from
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, own_runtime_name, read_record, removal_note
 from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import AttemptRecord, command_line
@@ -48,7 +50,7 @@ CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAI
 before this TrainJob, and the step of the newest checkpoint."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
-_QUEUE = "kueue.x-k8s.io/queue-name"
+_QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 _NEVER = {"Misconfigured", "ExceedsMaxQuota", "NoMatchingFlavor", "Inadmissible"}
 _MOST_MESSAGE = 400
 
@@ -73,21 +75,6 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodSummary:
-    """One pod of a job.
-
-    Args:
-        name: its name.
-        node: the pod's index in the job (torchrun's node rank).
-        phase: its phase in Kubernetes: Pending, Running, Succeeded, Failed or Unknown.
-    """
-
-    name: str
-    node: int
-    phase: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterJob:
     """One job on a cluster, as commands show it.
 
@@ -100,7 +87,7 @@ class ClusterJob:
         created: when the job was created (RFC 3339 UTC).
         command: its program, as a command line; empty for a job that Safepoint did not submit.
         num_nodes: the number of pods.
-        ranks_per_node: ranks in each pod; None when the runtime decides.
+        ranks_per_node: ranks in each pod; None when the runtime or the program decides.
         queue: Kueue's LocalQueue, or None.
         output: the output location, or None.
         progress: the progress that its pods have posted to the cluster, or None.
@@ -112,14 +99,19 @@ class ClusterJob:
         runtime: the name of its runtime, as `submit` was given it.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
-        attempts: the attempts before this TrainJob. If the job has pods, or will soon have pods, also the current
-            attempt.
+        attempts: the attempts before this TrainJob. If the job has pods, will soon have pods or has ended, also its
+            newest attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
         planned: what the plan of its model said when it was submitted, and what was done about it.
         runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or the copy of it
             that has the grace period of the job.
         warning: what is wrong with the job although it may run; may be empty.
+        priority_class: Kueue's WorkloadPriorityClass, or None.
+        changed: when the job was preempted or has ended (RFC 3339 UTC); None in other states.
+        gpu_per_node: GPUs of each pod; None if this is not known.
+        cpu_per_node: processor cores of each pod, rounded up; None if this is not known.
+        options: the options of the run, as variables; empty for a job that Safepoint did not submit.
     """
 
     name: str
@@ -148,6 +140,11 @@ class ClusterJob:
     planned: tuple[str, ...] = ()
     runtime_of_pods: str = ""
     warning: str = ""
+    priority_class: str | None = None
+    changed: str | None = None
+    gpu_per_node: int | None = None
+    cpu_per_node: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def created_at(self) -> datetime:
@@ -165,14 +162,23 @@ class ClusterJob:
         return self.state is JobState.SUSPENDED
 
     @property
+    def can_scale(self) -> bool:
+        """Whether `scale` can change the number of nodes: of a job that Safepoint submitted and that has not ended."""
+        return self.is_ours and not self.state.is_over
+
+    @property
     def settings(self) -> RunSettings:
-        """The options of the run. Only `grace_s` has the value of the job; the other options have their defaults."""
-        return RunSettings(grace_s=self.grace_s)
+        """The options of the run, as they were submitted, and its grace period.
+
+        If the options are not known, or not valid, they have their defaults.
+        """
+        return replace(settings_from(self.options) or RunSettings(), grace_s=self.grace_s)
 
     @property
     def particulars(self) -> dict[str, Any]:
         """The fields that only a job on a cluster has, as JSON values."""
-        own = ("place", "namespace", "queue", "is_ours", "grace_s")
+        own = ("place", "namespace", "queue", "priority_class", "is_ours", "grace_s")
+        own += ("gpu_per_node", "cpu_per_node", "changed")
         receipt = None if self.receipt is None else self.receipt.to_document()
         return {
             **{name: getattr(self, name) for name in own},
@@ -201,8 +207,14 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     grace_s = number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s
     attempts = attempts_before(job)
     attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
-    if state.holds_slots:
-        attempts += (AttemptRecord(number=max(1, attempt), num_nodes=num_nodes, started=begun),)
+    changed, exit_code = _changed(seen, state), exit_code_of(seen.pods)
+    if state.holds_slots or (state.is_over and changed is not None):
+        newest = AttemptRecord(number=max(1, attempt), num_nodes=num_nodes, started=_started_at(seen) or begun)
+        if state.is_over:
+            outcome = f"{state}: {message}" if message else str(state)
+            newest = replace(newest, ended=changed, outcome=outcome[:_MOST_MESSAGE], exit_code=exit_code)
+        attempts += (newest,)
+    gpus, cpus = devices_of(trainer, seen.pods)
     return ClusterJob(
         name=name_of(job),
         place=place,
@@ -212,27 +224,42 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         created=_time(notes.get(CREATED, "")) or begun,
         command=command_line(program, is_module=bool(record.get("is_module"))) if program else "",
         num_nodes=num_nodes,
-        ranks_per_node=at(trainer, "numProcPerNode"),
+        ranks_per_node=number(trainer, "numProcPerNode") or None,
         queue=texts(job, "metadata", "labels").get(_QUEUE),
         output=named_output(job),
         progress=progress,
         safe_step=_whole(notes.get(SAFE_STEP)) if safe_step is None else safe_step,
         attempt=attempt,
-        exit_code=exit_code_of(seen.pods),
+        exit_code=exit_code,
         is_ours=bool(record),
         uid=str(at(job, "metadata", "uid") or ""),
         runtime=_runtime_of(job, record),
         runtime_of_pods=str(at(job, "spec", "runtimeRef", "name") or ""),
-        pods=tuple(
-            PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
-            for pod in training_pods(seen.pods)
-        ),
+        pods=tuple(map(summary_of, training_pods(seen.pods))),
         grace_s=grace_s,
         attempts=attempts,
         receipt=receipt,
         planned=planned_in(record),
         warning=other_grace(seen.pods, grace_s) if record else "",
+        priority_class=texts(job, "metadata", "labels").get(_PRIORITY),
+        changed=changed,
+        gpu_per_node=gpus,
+        cpu_per_node=cpus,
+        options={str(name): str(text) for name, text in texts(record, "settings").items()},
     )
+
+
+def _changed(seen: Observed, state: JobState) -> str | None:
+    """When the job was preempted, or has ended, according to the condition that says so; None in other states."""
+    if state is JobState.PREEMPTED:
+        return _time(at(condition(seen.workload, "Evicted"), "lastTransitionTime"))
+    return _time(at(condition(seen.trainjob, str(state)), "lastTransitionTime")) if state.is_over else None
+
+
+def _started_at(seen: Observed) -> str | None:
+    """When the first of the job's pods started or, without pods, when its queue admitted it; None if neither is known."""
+    started = [time for pod in training_pods(seen.pods) if (time := _time(started_at(pod))) is not None]
+    return min(started, default=_time(at(condition(seen.workload, "Admitted"), "lastTransitionTime")))
 
 
 def _runtime_of(job: Object, record: Object) -> str:
