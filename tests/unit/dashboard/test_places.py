@@ -1,6 +1,8 @@
 """Jobs of several places: a cluster beside this machine, and a place that cannot be reached."""
 
 import contextlib
+import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,18 +11,22 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from safepoint.checkpoint.tools.documents import list_document
+from safepoint.checkpoint.tools.inventory import Inventory, open_inventory
 from safepoint.dashboard.access.sessions import Role, Sessions, Visitor
 from safepoint.dashboard.application import make_application
 from safepoint.dashboard.reading import places as places_module
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.errors import ConflictError, NotFoundError, StorageError
+from safepoint.jobs.cluster.pods.pod_summary import PodSummary
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import Progress, State
+from safepoint.progress.record import Progress, SpaceRecord, State
+from tests.support.checkpoints import commit, prepared
 from tests.support.dashboards import Sample, at, write_sample
 from tests.support.patience import PATIENCE
 from tests.unit.dashboard.conftest import BASE
@@ -35,6 +41,10 @@ class Cluster:
         self.actors: list[str] = []
         self.state = JobState.RUNNING
         self.receipt: Receipt | None = None
+        self.fields: dict[str, Any] = {}
+        self.inventory: Inventory | None = None
+        self.in_pod: list[dict[str, Any]] = []
+        self.asked_bytes: list[int | None] = []
 
     @contextlib.contextmanager
     def open(self, actor: str) -> Iterator[Any]:
@@ -46,31 +56,36 @@ class Cluster:
             raise StorageError(self.failure, hint="log in again")
         progress = Progress(time=at(1), state=State.TRAINING, step=self.step, loss=1.0 / self.step, attempt=1)
         return [
-            ClusterJob(
-                name="tiny",
-                place="prod",
-                namespace="team-a",
-                state=self.state,
-                message="",
-                created=at(600),
-                command="train.py",
-                num_nodes=2,
-                ranks_per_node=None,
-                queue="gpus",
-                output="pvc://ckpt/tiny",
-                progress=progress,
-                safe_step=5,
-                attempt=1,
-                exit_code=None,
-                is_ours=True,
-                uid="u",
-                runtime="torch",
-                pods=(),
-                grace_s=30.0,
-                attempts=(),
-                receipt=self.receipt,
-            )
+            ClusterJob(**{**self._usual(progress), **self.fields}),
         ]
+
+    def _usual(self, progress: Progress) -> dict[str, Any]:
+        return {
+            "name": "tiny",
+            "place": "prod",
+            "namespace": "team-a",
+            "state": self.state,
+            "message": "",
+            "created": at(600),
+            "command": "train.py",
+            "num_nodes": 2,
+            "ranks_per_node": None,
+            "queue": "gpus",
+            "output": "pvc://ckpt/tiny",
+            "progress": progress,
+            "safe_step": 5,
+            "attempt": 1,
+            "exit_code": None,
+            "is_ours": True,
+            "uid": "u",
+            "runtime": "torch",
+            "pods": (
+                PodSummary(name="tiny-node-0-0-abcde", node=0, phase="Running", machine="worker-7", restarts=2),
+            ),
+            "grace_s": 30.0,
+            "attempts": (),
+            "receipt": self.receipt,
+        }
 
     def job(self, name: str) -> ClusterJob:
         found = [job for job in self.jobs() if job.name == name]
@@ -90,8 +105,26 @@ class Cluster:
     def events(self, name: str) -> list[JobEvent]:
         return [JobEvent(time=at(9), name="Started", actor="kubelet", cause="pod", detail={"object": "tiny-0"})]
 
-    def logs(self, name: str, *, rank: int | None = None, follow: bool = False) -> Iterator[LogLine]:
+    def logs(
+        self, name: str, *, rank: int | None = None, follow: bool = False, last_bytes: int | None = None
+    ) -> Iterator[LogLine]:
+        self.asked_bytes.append(last_bytes)
+        if not self.job(name).pods:
+            raise NotFoundError("the job is Suspended and has no pods now")
         yield LogLine(source="node 0", text="hello from a pod")
+
+    def details_of(self, job: ClusterJob) -> dict[str, Any]:
+        is_failed = job.state is JobState.FAILED
+        return {"last_lines": ["CUDA <out> of memory"] if is_failed else [], "queue_place": 3}
+
+    def progress_in_log(self, job: ClusterJob) -> Progress | None:
+        return Progress(time=at(1), state=State.TRAINING, step=77, attempt=1)
+
+    def inventory_of(self, name: str) -> Inventory | None:
+        return self.inventory
+
+    def checkpoints_in_pod(self, name: str) -> list[dict[str, Any]]:
+        return self.in_pod
 
     def suspend(self, name: str, *, timeout_s: float | None = None) -> ClusterJob:
         if self.state is JobState.SUSPENDED:
@@ -156,26 +189,113 @@ def test_a_job_of_a_cluster_has_a_page(client: TestClient, cluster: Cluster) -> 
     assert client.get(f"/jobs/{PLACE}/tiny/metrics").json()["steps"] == [10, 20, 30]
     assert "hello from a pod" in client.get(f"/jobs/{PLACE}/tiny/logs").text
     assert "tiny-0" in client.get(f"/jobs/{PLACE}/tiny/events").text
-    checkpoints = client.get(f"/jobs/{PLACE}/tiny/checkpoints", headers={"hx-request": "true"})
-    assert (checkpoints.status_code, "is in the cluster" in checkpoints.text) == (200, True)
+    assert "worker-7" in text
     for path in ("/storage", "/costs", f"/jobs/{PLACE}/tiny/suspend"):
         assert client.get(path).status_code == 200
+
+
+def test_why_a_job_of_a_cluster_waits_or_failed(client: TestClient, cluster: Cluster) -> None:
+    """Its place in the queue, and the last lines of the pod that failed first; the same is in the document."""
+    cluster.state, cluster.fields = JobState.QUEUED, {"progress": None, "message": "quota for gpu", "command": ""}
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert "Waits: quota for gpu; number 3 in the queue." in text
+    assert "not submitted by Safepoint" in text
+    assert client.get(f"/jobs/{PLACE}/tiny.json").json()["queue_place"] == 3
+    cluster.state, cluster.fields = JobState.FAILED, {}
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert "CUDA &lt;out&gt; of memory" in text
+    assert f'href="/jobs/{PLACE}/tiny/resume"' not in text  # on a cluster, it is submitted again
+
+
+def test_a_job_that_posts_no_progress_has_that_of_its_output(client: TestClient, cluster: Cluster) -> None:
+    """As `safepoint status` does, where Trainer's status server is off."""
+    cluster.fields = {"progress": None}
+    assert "Trains: step 77" in client.get(f"/jobs/{PLACE}/tiny").text
+
+
+def test_the_end_of_the_output_is_enough(client: TestClient, cluster: Cluster) -> None:
+    """Only a search reads everything. A job without pods has no output, and its page says why."""
+    client.get(f"/jobs/{PLACE}/tiny/logs")
+    client.get(f"/jobs/{PLACE}/tiny/logs?q=hello")
+    assert [one is None for one in cluster.asked_bytes] == [False, True]
+    cluster.fields = {"pods": ()}
+    page = client.get(f"/jobs/{PLACE}/tiny/logs", headers={"hx-request": "true"})
+    assert (page.status_code, "The job is Suspended and has no pods now." in page.text) == (200, True)
+    assert client.get(f"/jobs/{PLACE}/tiny/logs.json").status_code == 404
+
+
+def test_checkpoints_in_a_claim_are_read_in_a_pod(client: TestClient, cluster: Cluster, tmp_path: Path) -> None:
+    """Only when an operator requests it; the table then shows them without actions."""
+    for step in (10, 20):
+        commit(prepared(tmp_path / "claim"), step)
+    items = open_inventory(str(tmp_path / "claim"))[0].items()
+    cluster.in_pod = [list_document(item, item.faults, deep=False) for item in items]
+    cluster.in_pod.append({**cluster.in_pod[0], "kind": "of a later release"})
+    path = f"/jobs/{PLACE}/tiny/checkpoints"
+    before = client.get(path, headers={"hx-request": "true"})
+    assert (before.status_code, "can be read only in the cluster" in before.text) == (200, True)
+    assert client.get(f"{path}.json").status_code == 501
+    assert finished(client, client.post(f"{path}/read", follow_redirects=False))["state"] == "done"
+    after = client.get(path).text
+    assert "checkpoint-20" in after
+    assert "checkpoint-10" in after
+    assert "As a pod has read them" in after
+    assert "Read them in a pod again" in after
+    assert "Verify checkpoint" not in after
+    names = [one["name"] for one in client.get(f"{path}.json").json()]
+    assert names == ["checkpoint-20", "checkpoint-10"]
+    write_sample(tmp_path, Sample(name="here", state=JobState.COMPLETE, step=3))
+    assert client.post("/jobs/local/here/checkpoints/read", follow_redirects=False).status_code == 400
+
+
+def test_checkpoints_in_a_bucket_are_read_with_the_keys_of_the_job(
+    client: TestClient, cluster: Cluster, tmp_path: Path
+) -> None:
+    """With their actions; the folder stands for the bucket."""
+    commit(prepared(tmp_path / "bucket"), 10)
+    cluster.inventory = open_inventory(str(tmp_path / "bucket"))[0]
+    path = f"/jobs/{PLACE}/tiny/checkpoints"
+    text = client.get(path).text
+    assert "Verify checkpoint-10" in text
+    assert "Read them in a pod" not in text
+    verified = client.post(f"{path}/verify", data={"checkpoint": "checkpoint-10"}, follow_redirects=False)
+    assert finished(client, verified)["result"]["valid"] is True
+
+
+def test_the_costs_of_a_job_of_a_cluster(client: TestClient, cluster: Cluster) -> None:
+    """Two pods with four GPUs each; a job that has stopped does not wait."""
+    cluster.fields = {"gpu_per_node": 4}
+    assert "8 GPU" in client.get("/costs").text
+    cluster.state, cluster.fields = JobState.SUSPENDED, {"created": "2020-01-01T00:00:00Z"}
+    assert re.search(r'data-label="Waited" class="num">\d+ s<', client.get("/costs").text)
+
+
+def test_a_claim_that_is_nearly_full(client: TestClient, cluster: Cluster) -> None:
+    """The forecast that the pods have posted; how much is free is not known."""
+    space = SpaceRecord(place="folder", saves_left=2, remaining_s=600.0, is_low=True)
+    cluster.fields = {"progress": Progress(time=at(1), state=State.TRAINING, step=5, space=(space,))}
+    [room] = client.get("/storage.json").json()
+    assert (room["location"], room["saves_left"], room["is_low"]) == ("pvc://ckpt/tiny", 2, True)
+    assert room["free_bytes"] is None
+    assert f'href="/jobs/{PLACE}/tiny/checkpoints"' in client.get("/storage").text
+
+
+def finished(client: TestClient, answer: Any) -> Any:
+    """What has become of an action."""
+    path = answer.headers["location"]
+    for thread in threading.enumerate():
+        if thread.name == f"safepoint-action-{path.rpartition('/')[2]}":
+            thread.join(30 * PATIENCE)
+    return client.get(f"{path}.json").json()
 
 
 def test_the_receipt_of_a_cluster_is_shown(client: TestClient) -> None:
     """As its pod has made it."""
     answer = client.post(f"/jobs/{PLACE}/tiny/suspend", follow_redirects=False)
-    path = answer.headers["location"]
-    number = path.rpartition("/")[2]
-    import threading
-
-    for thread in threading.enumerate():
-        if thread.name == f"safepoint-action-{number}":
-            thread.join(30 * PATIENCE)
-    text = client.get(path).text
+    assert finished(client, answer)["result"]["receipt"]["step"] == 12
+    text = client.get(answer.headers["location"]).text
     assert "pvc://ckpt/tiny/checkpoint-12" in text
     assert "every file was read and matches its digest" in text
-    assert client.get(f"{path}.json").json()["result"]["receipt"]["step"] == 12
 
 
 def test_a_place_that_cannot_be_read_disturbs_no_other(home: Path, client: TestClient, cluster: Cluster) -> None:

@@ -81,7 +81,7 @@ def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float])
         lost_s=history.lost_s * num_slots,
         down_s=history.down_s * num_slots,
         saved_s=(history.lost_with_interval_s(_INTERVAL_S) - history.lost_s) * num_slots,
-        waited_s=waited_s(job.created, attempts, history),
+        waited_s=waited_s(job, attempts, history),
         num_interruptions=len(history.interruptions),
         price=price,
         document=document,

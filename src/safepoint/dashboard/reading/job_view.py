@@ -62,7 +62,8 @@ class JobView:
         pods: those that train, of a job on a cluster.
         details: see `details_of`.
         actions: those that it accepts now.
-        settings: the options of its run that are not the default, by name.
+        settings: the options of its run that are not the default, by name: the value, and where it was set; empty if
+            this is not known.
         commands: what each command does, and the command.
     """
 
@@ -78,7 +79,7 @@ class JobView:
     pods: tuple[PodSummary, ...]
     details: Mapping[str, Any]
     actions: tuple[Action, ...]
-    settings: Mapping[str, str]
+    settings: Mapping[str, tuple[str, str]]
     commands: tuple[tuple[str, str], ...]
 
 
@@ -120,7 +121,7 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         pods=job.pods if isinstance(job, ClusterJob) else (),
         details=details,
         actions=tuple(actions_of(job)),
-        settings=_settings(job.settings),
+        settings=_settings(job.settings, job.spec.origins if isinstance(job, JobRecord) else {}),
         commands=_commands(reader, name, output),
     )
 
@@ -158,9 +159,7 @@ def _ranks(job: Job, events: Sequence[JobEvent]) -> tuple[RankFacts, ...]:
         ranks = event.detail.get("ranks")
         if event.name == "attempt_started" and isinstance(ranks, list):
             found = [fact for one in cast("list[Any]", ranks) if (fact := _rank(one)) is not None]
-            return tuple(
-                _with_memory(job, fact) if number < MOST_RANKS else fact for number, fact in enumerate(found)
-            )
+            return (*(_with_memory(job, fact) for fact in found[:MOST_RANKS]), *found[MOST_RANKS:])
     return ()
 
 
@@ -180,13 +179,14 @@ def _rank(record: Any) -> RankFacts | None:
     return RankFacts(rank=rank, host=host, pid=pid if type(pid) is int else None) if type(rank) is int else None
 
 
-def _settings(settings: RunSettings) -> dict[str, str]:
+def _settings(settings: RunSettings, origins: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     usual = RunSettings()
-    return {
+    changed = {
         item.name.removesuffix("_s").replace("_", "-"): str(getattr(settings, item.name))
         for item in dataclasses.fields(RunSettings)
         if item.name not in _LAUNCHERS_OWN and getattr(settings, item.name) != getattr(usual, item.name)
     }
+    return {name: (text, origins.get(name, "")) for name, text in changed.items()}
 
 
 def _commands(reader: PlaceReader, name: str, output: str | None) -> tuple[tuple[str, str], ...]:

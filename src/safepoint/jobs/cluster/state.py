@@ -163,7 +163,7 @@ class ClusterJob:
 
     @property
     def can_scale(self) -> bool:
-        """Whether `scale` can change the number of nodes: of a job that Safepoint submitted and that has not ended."""
+        """Whether `scale` can change the number of nodes: if Safepoint submitted the job, and it has not ended."""
         return self.is_ours and not self.state.is_over
 
     @property
@@ -257,7 +257,7 @@ def _changed(seen: Observed, state: JobState) -> str | None:
 
 
 def _started_at(seen: Observed) -> str | None:
-    """When the first of the job's pods started or, without pods, when its queue admitted it; None if neither is known."""
+    """When the first of the job's pods started or, without pods, when its queue admitted it; None if not known."""
     started = [time for pod in training_pods(seen.pods) if (time := _time(started_at(pod))) is not None]
     return min(started, default=_time(at(condition(seen.workload, "Admitted"), "lastTransitionTime")))
 
