@@ -46,7 +46,10 @@ async def of_job(request: Request) -> Response:
         is_missing = inventory.folder is not None and not inventory.folder.is_dir()
         if is_missing and not request.state.wants_json:  # the job has saved nothing yet
             return str(inventory.store.location), []
-        return str(inventory.store.location), rows_of(inventory, settings=one.job.settings, checks=checks)
+        local = one.progress.output_dir if isinstance(one.job, JobRecord) and one.progress is not None else ""
+        return str(inventory.store.location), rows_of(
+            inventory, settings=one.job.settings, checks=checks, local=local
+        )
 
     job = (await in_thread(lambda: reader.job(name))).job
     try:

@@ -4,10 +4,11 @@ import contextlib
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, parse_policies
 from safepoint.checkpoint.tools.documents import item_in, state_of
@@ -41,6 +42,7 @@ class CheckpointRow:
             step, smallest first; empty if its manifest was not read.
         check: when all its files were last read and found good, as far as it is known; None if it is not.
         kept_by: why retention keeps it, as phrases; empty if no policy keeps it, or if the policies are not known.
+        also_in: where a further copy of it is, on this machine; empty if there is none.
     """
 
     item: Item
@@ -50,6 +52,7 @@ class CheckpointRow:
     sizes: tuple[int, ...] = ()
     check: "Check | None" = None
     kept_by: tuple[str, ...] = ()
+    also_in: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,11 @@ def open_any(text: str) -> tuple[Inventory, str | None]:
 
 
 def rows_of(
-    inventory: Inventory, *, settings: RunSettings | None = None, checks: Mapping[str, Check] | None = None
+    inventory: Inventory,
+    *,
+    settings: RunSettings | None = None,
+    checks: Mapping[str, Check] | None = None,
+    local: str = "",
 ) -> list[CheckpointRow]:
     """All checkpoints, newest first; their files are not read.
 
@@ -126,6 +133,7 @@ def rows_of(
         inventory: the checkpoints.
         settings: of the run that writes them; None if they are not known.
         checks: the last check of each checkpoint, by its name.
+        local: for an object store: the folder of this machine in which the run keeps its newest checkpoints, too.
     """
     items = inventory.items()
     in_use = {item.name for item in items if inventory.is_in_use(item)}
@@ -142,9 +150,18 @@ def rows_of(
                 sizes=() if manifest is None else _sizes(manifest),
                 check=_check_of(item, checks or {}),
                 kept_by=kept.get(item.name, ()),
+                also_in=_copy_of(item, Path(local)) if local and inventory.folder is None else "",
             )
         )
     return rows
+
+
+def _copy_of(item: Item, folder: Path) -> str:
+    """The copy of a checkpoint in a folder; empty if there is none, or if another user's path is in its place."""
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / item.name / MANIFEST_NAME).is_file():
+            return str(folder / item.name)
+    return ""
 
 
 def _check_of(item: Item, checks: Mapping[str, Check]) -> Check | None:
