@@ -3,8 +3,8 @@
 - each page: the time until its last byte, the processor time of the dashboard (hardly changed by other work on the
   machine), and the bytes over the wire (gzip);
 - an event: from its write by a rank until a viewer has received the change, with 20 viewers connected;
-- processor time and memory, with 20 viewers and nothing that changes, and without viewers; memory with a cluster of as
-  many jobs, too;
+- processor time and memory, with 20 viewers and nothing that changes, and without viewers;
+- memory with this machine and a cluster of as many jobs;
 - with Debian's Chromium (`make install-browser`): until a page accepts keys and clicks.
 
 A sixth of the jobs is active, as on a machine with a long history. The jobs have no processes.
@@ -211,7 +211,8 @@ def measure_cluster(folder: Path) -> None:
                 took_s, size = get(port, cookie, page)
                 busy_ms = 1000 * (processor_s(process.pid) - before_s)
                 print(
-                    f"   {page} with a cluster: {1000 * took_s:.0f} ms, processor {busy_ms:.0f} ms, {size / 1000:.1f} kB"
+                    f"   {page}, with a cluster: {1000 * took_s:.0f} ms, processor {busy_ms:.0f} ms, "
+                    f"{size / 1000:.1f} kB"
                 )
             memory = resident_mb(process.pid)
             print(verdict("memory with a cluster", value=memory, goal=CLUSTER_GOAL_MB, at_most=True, unit="MB"))
