@@ -5,6 +5,7 @@ from typing import Any
 from safepoint.jobs.local.slots import place_in_queue
 from safepoint.jobs.model.job_place import HasDetails, JobPlace
 from safepoint.jobs.model.records import JobRecord
+from safepoint.jobs.model.states import JobState
 
 
 def details_of(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
@@ -17,5 +18,5 @@ def details_of(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
     """
     if isinstance(jobs, HasDetails):
         return jobs.details_of(job)
-    is_local = isinstance(job, JobRecord) and job.state.is_waiting
-    return {"queue_place": place_in_queue(job.name, jobs.jobs()) if is_local else None}
+    is_in_queue = isinstance(job, JobRecord) and job.state in {JobState.QUEUED, JobState.PREEMPTED}
+    return {"queue_place": place_in_queue(job.name, jobs.jobs()) if is_in_queue else None}

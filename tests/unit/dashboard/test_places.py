@@ -100,6 +100,8 @@ class Cluster:
         return job.output
 
     def attempts(self, name: str) -> list[AttemptRecord]:
+        if self.state is JobState.SUSPENDED:
+            return []
         return [AttemptRecord(number=1, num_nodes=2, started=at(500))]
 
     def events(self, name: str) -> list[JobEvent]:
@@ -172,6 +174,7 @@ def test_jobs_of_all_places_are_listed(home: Path, client: TestClient) -> None:
     text = client.get("/jobs").text
     assert f'href="/jobs/{PLACE}/tiny"' in text
     assert 'href="/jobs/local/tiny"' in text
+    assert "prod/api:6443/me/team-a · 2 nodes" in text
     assert "queue gpus" in text
     assert {one["place"] for one in client.get("/jobs.json").json()} == {"local", "prod/api:6443/me"}
     only = client.get(f"/jobs?place={PLACE}").text
@@ -267,7 +270,7 @@ def test_the_costs_of_a_job_of_a_cluster(client: TestClient, cluster: Cluster) -
     cluster.fields = {"gpu_per_node": 4}
     assert "8 GPU" in client.get("/costs").text
     cluster.state, cluster.fields = JobState.SUSPENDED, {"created": "2020-01-01T00:00:00Z"}
-    assert re.search(r'data-label="Waited" class="num">\d+ s<', client.get("/costs").text)
+    assert re.search(r'data-label="Waited" class="num">0.00 s<', client.get("/costs").text)
 
 
 def test_a_claim_that_is_nearly_full(client: TestClient, cluster: Cluster) -> None:

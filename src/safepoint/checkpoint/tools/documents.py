@@ -1,11 +1,10 @@
 """A checkpoint as a JSON document, and its state in a word, for commands and pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.checkpoint.format.verify import Fault
-from safepoint.checkpoint.tools.inventory import Item, Kind, Stated
+from safepoint.checkpoint.tools.inventory import Item, Kind
 
 OURS = (Kind.CHECKPOINT, Kind.PART)
 """The kinds that runs of Safepoint write: checkpoints, and one node's part of a checkpoint."""
@@ -36,33 +35,6 @@ def document_of(item: Item, faults: Sequence[Fault]) -> dict[str, Any]:
         "faults": fault_documents(faults),
         "strays": list(item.strays),
     }
-
-
-def item_in(document: Mapping[str, Any]) -> Item:
-    """The checkpoint that a document of `document_of` describes, as far as the document does.
-
-    Its run and its metrics are not known.
-
-    Raises:
-        ValueError: a kind or a trigger is not known, as in a document of a later release.
-    """
-    step, created_s = document["step"], float(document["created_s"])
-    stated = None
-    if step is not None:
-        created, trigger = str(document["created"]), Trigger(document["trigger"])
-        stated = Stated(run_id="", step=step, trigger=trigger, created=created, metrics={})
-    return Item(
-        name=document["name"],
-        prefix="",
-        where=document["where"],
-        stated=stated,
-        faults=tuple(Fault(file=str(one["file"]), reason=str(one["reason"])) for one in document["faults"]),
-        kind=Kind(document["kind"]),
-        num_files=document["files"],
-        size_bytes=document["bytes"],
-        modified_s=created_s,
-        created_s=created_s,
-    )
 
 
 def fault_documents(faults: Sequence[Fault]) -> list[dict[str, str]]:

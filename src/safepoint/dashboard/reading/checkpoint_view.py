@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, parse_policies
-from safepoint.checkpoint.tools.documents import item_in, state_of
-from safepoint.checkpoint.tools.inventory import Inventory, Item, open_inventory
+from safepoint.checkpoint.tools.documents import state_of
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, Stated, open_inventory
 from safepoint.dashboard.reading.places import PlaceReader
 from safepoint.errors import NotFoundError, SafepointError, UnsupportedError, UsageError
 from safepoint.foundation import clock
@@ -102,9 +103,36 @@ def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
     rows: list[CheckpointRow] = []
     for document in documents:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            item = item_in(document)
+            item = _item_in(document)
             rows.append(CheckpointRow(item=item, state=state_of(item, item.faults, deep=False), is_in_use=False))
     return rows
+
+
+def _item_in(document: Mapping[str, Any]) -> Item:
+    """The checkpoint that a document of `document_of` describes, as far as the document does.
+
+    Its run and its metrics are not known.
+
+    Raises:
+        ValueError: a kind or a trigger is not known, as in a document of a later release.
+    """
+    step, created_s = document["step"], float(document["created_s"])
+    stated = None
+    if step is not None:
+        created, trigger = str(document["created"]), Trigger(document["trigger"])
+        stated = Stated(run_id="", step=step, trigger=trigger, created=created, metrics={})
+    return Item(
+        name=document["name"],
+        prefix="",
+        where=document["where"],
+        stated=stated,
+        faults=tuple(Fault(file=str(one["file"]), reason=str(one["reason"])) for one in document["faults"]),
+        kind=Kind(document["kind"]),
+        num_files=document["files"],
+        size_bytes=document["bytes"],
+        modified_s=created_s,
+        created_s=created_s,
+    )
 
 
 def open_any(text: str) -> tuple[Inventory, str | None]:
