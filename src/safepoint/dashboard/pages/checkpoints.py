@@ -72,7 +72,9 @@ async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, 
     read = last_read_in_pod(request, base)
     if read is None and request.state.wants_json:
         raise error
-    listed = [] if read is None or read.outcome is None else read.outcome.document["checkpoints"]
+    listed: list[dict[str, Any]] = []
+    if read is not None and read.outcome is not None:
+        listed = read.outcome.document["checkpoints"]
     return _page(
         request,
         rows_in(listed),

@@ -98,6 +98,8 @@ class PlaceReader:
         self._exit = contextlib.ExitStack()
         self._jobs: JobPlace[Any] | None = None
         self._now = PlaceJobs()
+        self._live: list[ListedJob] = []
+        """The jobs that have processes, which may report."""
         self._number: int | None = None
         self._again_s = 0.0
         self._losses: dict[str, tuple[object, tuple[float, ...]]] = {}
@@ -230,7 +232,9 @@ class PlaceReader:
         try:
             jobs = self._opened()
             changed = self._has_changed(jobs) if now_s >= self._again_s else False
-            if changed or isinstance(jobs, LocalJobs):
+            if isinstance(jobs, LocalJobs) and not changed and not self._has_news(jobs):
+                self._now = replace(self._now, read_s=now_s)
+            elif changed or isinstance(jobs, LocalJobs):
                 listed = jobs.jobs() if changed else [one.job for one in self._now.jobs.values()]
                 found = self._listed(jobs, listed)
                 if changed:
@@ -241,7 +245,7 @@ class PlaceReader:
         except SafepointError as error:
             self._number, self._jobs = None, None
             self._exit.close()
-            self._now = PlaceJobs(failure=str(error), read_s=now_s)
+            self._now, self._live = PlaceJobs(failure=str(error), read_s=now_s), []
 
     def _forget_all_but(self, found: Mapping[str, ListedJob]) -> None:
         """Forget what was read of jobs that do not exist any more."""
@@ -259,15 +263,22 @@ class PlaceReader:
         self._number = number
         return True
 
+    def _has_news(self, jobs: LocalJobs) -> bool:
+        """Whether a rank has reported something, or time may have made a job need attention. Only ranks report."""
+        return self._is_new_time or any(jobs.report_mark(one.job.name) != one.mark for one in self._live)
+
+    @property
+    def _is_new_time(self) -> bool:
+        return clock.monotonic_s() - self._attention_s > _ATTENTION_EVERY_S
+
     def _listed(self, jobs: JobPlace[Any], found: Iterable[Any]) -> dict[str, ListedJob]:
         before = self._now.jobs
         listed: dict[str, ListedJob] = {}
-        is_new_time = clock.monotonic_s() - self._attention_s > _ATTENTION_EVERY_S
+        is_new_time = self._is_new_time
         if is_new_time:
             self._attention_s = clock.monotonic_s()
         for job in found:
             old = before.get(job.name)
-            # Only ranks report, so the reports of a job without processes stay as they are.
             is_live = job.state.holds_slots or old is None or old.job is not job
             mark = old.mark if old is not None else None
             if is_live and isinstance(jobs, LocalJobs):
@@ -289,6 +300,7 @@ class PlaceReader:
                 attention=attention_of(job, progress, changed=changed if isinstance(changed, str) else None),
                 mark=mark,
             )
+        self._live = [one for one in listed.values() if one.job.state.holds_slots]
         return listed
 
     def _observe(self, name: str, progress: Progress | None, jobs: JobPlace[Any]) -> None:

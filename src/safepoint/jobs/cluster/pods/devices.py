@@ -23,7 +23,8 @@ def devices_of(trainer: Any, pods: Sequence[Object]) -> tuple[int | None, int | 
     found = [at(trainer, "resourcesPerNode")]
     found += [at(one, "resources") for one in containers if at(one, "name") == NODE]
     stated = [{**texts(one, "requests"), **texts(one, "limits")} for one in found]
-    chosen = next(filter(None, stated), {})
+    none: dict[str, str] = {}
+    chosen = next(filter(None, stated), none)
     return _count(chosen, _GPUS), _count(chosen, ("cpu",))
 
 
