@@ -45,6 +45,8 @@ class Cluster:
         self.inventory: Inventory | None = None
         self.in_pod: list[dict[str, Any]] = []
         self.asked_bytes: list[int | None] = []
+        self.is_held = threading.Event()
+        self.is_held.set()
 
     @contextlib.contextmanager
     def open(self, actor: str) -> Iterator[Any]:
@@ -52,11 +54,12 @@ class Cluster:
         yield self
 
     def jobs(self) -> list[ClusterJob]:
+        fields, _ = {**self.fields}, self.is_held.wait(30 * PATIENCE)
         if self.failure:
             raise StorageError(self.failure, hint="log in again")
         progress = Progress(time=at(1), state=State.TRAINING, step=self.step, loss=1.0 / self.step, attempt=1)
         return [
-            ClusterJob(**{**self._usual(progress), **self.fields}),
+            ClusterJob(**{**self._usual(progress), **fields}),
         ]
 
     def _usual(self, progress: Progress) -> dict[str, Any]:
@@ -150,7 +153,8 @@ def cluster() -> Cluster:
 @pytest.fixture
 def client(home: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """An operator of a dashboard with this machine and a cluster whose name is no part of a path."""
-    monkeypatch.setattr(places_module, "_FRESH_ON_CLUSTER_S", 0.0)
+    for limit in ("_FRESH_ON_CLUSTER_S", "_OLDEST_ON_CLUSTER_S"):
+        monkeypatch.setattr(places_module, limit, 0.0)
     monkeypatch.setattr(places_module, "_FRESH_S", 0.0)
     monkeypatch.setattr(places_module, "_BUSY_SHARE", 0.0)
     sessions = Sessions(b"k" * 32, is_read_only=False)
@@ -271,6 +275,24 @@ def test_the_costs_of_a_job_of_a_cluster(client: TestClient, cluster: Cluster) -
     assert "8 GPU" in client.get("/costs").text
     cluster.state, cluster.fields = JobState.SUSPENDED, {"created": "2020-01-01T00:00:00Z"}
     assert re.search(r'data-label="Waited" class="num">0.00 s<', client.get("/costs").text)
+
+
+def test_a_page_does_not_wait_for_a_newer_list(
+    client: TestClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows the last one while the next one is read, but not after an action."""
+    client.get("/jobs")
+    monkeypatch.setattr(places_module, "_OLDEST_ON_CLUSTER_S", 600.0)
+    reader = client.app.state.context.places.readers[PLACE]  # pyright: ignore
+    cluster.fields = {"queue": "newer"}
+    reader._on_thread(reader._refresh)
+    cluster.is_held.clear()
+    assert "queue newer" in client.get("/jobs").text
+    cluster.fields = {"queue": "newest"}
+    assert "queue newer" in client.get("/jobs").text
+    cluster.is_held.set()
+    reader.expire()
+    assert "queue newest" in client.get("/jobs").text
 
 
 def test_a_claim_that_is_nearly_full(client: TestClient, cluster: Cluster) -> None:

@@ -30,6 +30,8 @@ _READER = "dashboard"
 _FRESH_S = 0.2
 """How old a list of this machine may be when a page shows it."""
 _FRESH_ON_CLUSTER_S = 3.0
+_OLDEST_ON_CLUSTER_S = 15.0
+"""How old a list of a cluster may be while a newer one is read: a page does not wait for it."""
 _BUSY_SHARE = 4
 """A list is read again after this many times the time that reading it took."""
 _ANSWER_WITHIN_S = 30.0
@@ -117,11 +119,22 @@ class PlaceReader:
         return self.name == "local"
 
     def read(self) -> PlaceJobs:
-        """The jobs, read again if they may have changed."""
-        fresh_s = _FRESH_S if self.is_local else _FRESH_ON_CLUSTER_S
-        if clock.monotonic_s() - self._now.read_s > fresh_s:
+        """The jobs, read again if they may have changed; of a cluster, as they were up to 15 seconds ago."""
+        age_s = clock.monotonic_s() - self._now.read_s
+        if age_s > (_FRESH_S if self.is_local else _OLDEST_ON_CLUSTER_S):
             self._on_thread(self._refresh)
+        elif age_s > self._fresh_s:
+            with contextlib.suppress(RuntimeError):  # the dashboard ends
+                self._thread.submit(self._refresh)
         return self._now
+
+    @property
+    def _fresh_s(self) -> float:
+        return _FRESH_S if self.is_local else _FRESH_ON_CLUSTER_S
+
+    def expire(self) -> None:
+        """Have the jobs read before the next page, because an action has changed one."""
+        self._now = replace(self._now, read_s=float("-inf"))
 
     def job(self, name: str) -> ListedJob:
         """One job, by its full name.
@@ -222,12 +235,12 @@ class PlaceReader:
 
     def _refresh_now(self) -> None:
         self._again_s = 0.0
-        self._now = replace(self._now, read_s=float("-inf"))
+        self.expire()
         self._refresh()
 
     def _refresh(self) -> None:
         now_s = clock.monotonic_s()
-        if now_s - self._now.read_s < _FRESH_S:
+        if now_s - self._now.read_s < self._fresh_s:
             return  # another request was first
         try:
             jobs = self._opened()
