@@ -197,6 +197,13 @@ def test_a_waiting_job_says_its_place(samples: Path, dashboard: Dashboard) -> No
     assert "Waits: waits for 2 of 8 CPU slots; number 2 in the queue." in text
 
 
+def test_the_last_resume_says_how_long_it_verified(samples: Path, dashboard: Dashboard) -> None:
+    """From the event of the resume at which the newest start began."""
+    dashboard.visitor()
+    text = dashboard.get("/jobs/local/llama-sft-8b").text
+    assert "Resumed from step 800, which was verified in 0.30 s." in text
+
+
 def test_the_origin_of_an_option_is_shown(home: Path, dashboard: Dashboard) -> None:
     """Of a job that the command has submitted: the option, the variable, or the file and the line."""
     with History() as history:
