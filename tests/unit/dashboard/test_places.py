@@ -28,6 +28,7 @@ from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SpaceRecord, State
 from tests.support.checkpoints import commit, prepared
 from tests.support.dashboards import Sample, at, write_sample
+from tests.support.hostile_texts import HOSTILE, Tags
 from tests.support.patience import PATIENCE
 from tests.unit.dashboard.conftest import BASE
 
@@ -45,6 +46,8 @@ class Cluster:
         self.inventory: Inventory | None = None
         self.in_pod: list[dict[str, Any]] = []
         self.asked_bytes: list[int | None] = []
+        self.text = "CUDA <out> of memory"
+        """A text that strangers have written."""
         self.is_held = threading.Event()
         self.is_held.set()
 
@@ -108,7 +111,11 @@ class Cluster:
         return [AttemptRecord(number=1, num_nodes=2, started=at(500))]
 
     def events(self, name: str) -> list[JobEvent]:
-        return [JobEvent(time=at(9), name="Started", actor="kubelet", cause="pod", detail={"object": "tiny-0"})]
+        detail = {"object": "tiny-0"}
+        return [
+            JobEvent(time=at(9), name="Started", actor="kubelet", cause="pod", detail=detail),
+            JobEvent(time=self.text, name=self.text, actor=self.text, cause=self.text, detail={"object": self.text}),
+        ]
 
     def logs(
         self, name: str, *, rank: int | None = None, follow: bool = False, last_bytes: int | None = None
@@ -117,10 +124,11 @@ class Cluster:
         if not self.job(name).pods:
             raise NotFoundError("the job is Suspended and has no pods now")
         yield LogLine(source="node 0", text="hello from a pod")
+        yield LogLine(source=self.text, text=self.text)
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
         is_failed = job.state is JobState.FAILED
-        return {"last_lines": ["CUDA <out> of memory"] if is_failed else [], "queue_place": 3}
+        return {"last_lines": [self.text] if is_failed else [], "queue_place": 3}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
         return Progress(time=at(1), state=State.TRAINING, step=77, attempt=1)
@@ -303,6 +311,34 @@ def test_a_claim_that_is_nearly_full(client: TestClient, cluster: Cluster) -> No
     assert (room["location"], room["saves_left"], room["is_low"]) == ("pvc://ckpt/tiny", 2, True)
     assert room["free_bytes"] is None
     assert f'href="/jobs/{PLACE}/tiny/checkpoints"' in client.get("/storage").text
+
+
+def test_hostile_texts_of_a_cluster_are_shown_as_text(client: TestClient, cluster: Cluster, tmp_path: Path) -> None:
+    """In objects, events, output and answers of pods: they add no element, attribute or link of another kind."""
+    commit(prepared(tmp_path / "claim"), 10)
+    [item] = open_inventory(str(tmp_path / "claim"))[0].items()
+    document = list_document(item, item.faults, deep=False)
+    cluster.state = JobState.FAILED
+    usual: dict[str, Tags] = {}
+    job = f"/jobs/{PLACE}/tiny"
+    for text in ("harmless", *HOSTILE):
+        cluster.text = text
+        pod = PodSummary(name=text, node=0, phase=text, machine=text, restarts=1, reason=text, memory=text)
+        named = dict.fromkeys(
+            ("message", "command", "queue", "priority_class", "warning", "place", "namespace"), text
+        )
+        cluster.fields = {**named, "pods": (pod,), "options": {text: text}, "output": f"pvc://ckpt/{text}"}
+        faults = [{"file": text, "reason": text}]
+        cluster.in_pod = [{**document, "name": text, "where": text, "created": text, "faults": faults}]
+        assert finished(client, client.post(f"{job}/checkpoints/read", follow_redirects=False))["state"] == "done"
+        for path in ("/jobs", job, f"{job}/events", f"{job}/logs", f"{job}/checkpoints", "/storage", "/costs"):
+            answer, tags = client.get(path), Tags()
+            assert answer.status_code == 200, (path, text)
+            tags.feed(answer.text)
+            usual.setdefault(path, tags)
+            assert tags.found <= usual[path].found | {("time", ("datetime", "title"))}, (path, text)
+            assert all(link.startswith(("/", "#", "?")) for link in tags.links), (path, text)
+            assert "secret" not in "".join(tags.text), (path, text)
 
 
 def finished(client: TestClient, answer: Any) -> Any:
