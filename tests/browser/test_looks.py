@@ -1,8 +1,11 @@
 """Each page in light, in dark and on a small screen: nothing overflows, and axe-core finds no violation."""
 
 import os
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -92,3 +95,27 @@ def test_pages_can_be_read_without_a_script(samples: Path, dashboard: Served, si
     assert page.get_by_text("checkpoint-1200").first.is_visible()
     page.goto(f"{dashboard.base}/jobs/local/llama-sft-8b/suspend")
     assert page.get_by_role("button", name="Suspend anyway").is_visible()
+
+
+def test_times_are_those_of_the_viewer(samples: Path, dashboard: Served, sign_in: SignIn) -> None:
+    """In their zone, with the exact time on hover; without a script, in UTC."""
+    page = sign_in(dashboard, timezone_id="Asia/Tokyo", locale="en-GB")
+    page.goto(f"{dashboard.base}/jobs/local/llama-sft-8b/events")
+    shown = page.locator("time[data-exact]").last
+    written = datetime.fromisoformat(str(shown.get_attribute("datetime")))
+    local = written.astimezone(ZoneInfo("Asia/Tokyo"))
+    assert shown.inner_text() == local.strftime("%d/%m, %H:%M:%S")
+    title = str(shown.get_attribute("title"))
+    assert local.strftime("%H:%M:%S") in title
+    assert re.search("GMT\\+9|JST", title)
+
+
+def test_nothing_moves_for_those_who_do_not_want_it(samples: Path, dashboard: Served, sign_in: SignIn) -> None:
+    """What moves otherwise is at rest."""
+    for wish, expected in (("no-preference", True), ("reduce", False)):
+        page = sign_in(dashboard, reduced_motion=wish)
+        script = "[...document.querySelectorAll('*')].map(one => getComputedStyle(one))"
+        moves = page.evaluate(
+            f"{script}.some(one => one.transitionDuration !== '0s' || one.animationName !== 'none')"
+        )
+        assert moves == expected
