@@ -20,6 +20,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import Job, JobPlace
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.jobs.model.states import JobState
 from safepoint.planning.costs import JobHistory
 from safepoint.progress.metric_history import MetricPoint, MetricReader, current_points, point_of, read_points
 from safepoint.progress.record import Progress
@@ -39,6 +40,8 @@ _SPARKLINE_BYTES = 16 << 10
 _MOST_OBSERVED = 4096
 _MOST_KEPT = 16
 """For how many jobs events and metrics stay in memory."""
+_CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
+"""In these states, the mere time can make a job need attention."""
 _ATTENTION_EVERY_S = 5.0
 """How often it is looked whether the mere time has made a job need attention."""
 _T = TypeVar("_T")
@@ -296,7 +299,8 @@ class PlaceReader:
             mark = old.mark if old is not None else None
             if is_live and isinstance(jobs, LocalJobs):
                 mark = jobs.report_mark(job.name)
-            if old is not None and old.job is job and old.mark == mark and not is_new_time:
+            is_looked_at = is_new_time and job.state in _CHANGES_WITH_TIME
+            if old is not None and old.job is job and old.mark == mark and not is_looked_at:
                 listed[job.name] = old
                 continue
             if old is not None and old.job == job and old.mark == mark and isinstance(jobs, LocalJobs):
