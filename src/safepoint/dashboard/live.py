@@ -97,7 +97,7 @@ class Live:
             if self._is_closed.is_set():
                 return
             try:
-                found = reader.read()
+                found = reader.read(waits=True)
             except SafepointError:
                 found = None
             if found is not None and (

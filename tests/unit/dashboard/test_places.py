@@ -288,7 +288,7 @@ def test_the_costs_of_a_job_of_a_cluster(client: TestClient, cluster: Cluster) -
 def test_a_page_does_not_wait_for_a_newer_list(
     client: TestClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It shows the last one while the next one is read, but not after an action."""
+    """It shows the last one while the next one is read, but not after an action; what looks for changes waits."""
     client.get("/jobs")
     monkeypatch.setattr(places_module, "_OLDEST_ON_CLUSTER_S", 600.0)
     reader = client.app.state.context.places.readers[PLACE]  # pyright: ignore
@@ -299,8 +299,10 @@ def test_a_page_does_not_wait_for_a_newer_list(
     cluster.fields = {"queue": "newest"}
     assert "queue newer" in client.get("/jobs").text
     cluster.is_held.set()
+    assert reader.read(waits=True).jobs["tiny"].job.queue == "newest"
+    cluster.fields = {"queue": "last"}
     reader.expire()
-    assert "queue newest" in client.get("/jobs").text
+    assert "queue last" in client.get("/jobs").text
 
 
 def test_a_claim_that_is_nearly_full(client: TestClient, cluster: Cluster) -> None:

@@ -121,10 +121,15 @@ class PlaceReader:
         """Whether it is this machine."""
         return self.name == "local"
 
-    def read(self) -> PlaceJobs:
-        """The jobs, read again if they may have changed; of a cluster, as they were up to 15 seconds ago."""
+    def read(self, *, waits: bool = False) -> PlaceJobs:
+        """The jobs, read again if they may have changed.
+
+        Args:
+            waits: whether to wait for a newer list of a cluster. Otherwise, its jobs are as they were up to 15 seconds
+                ago.
+        """
         age_s = clock.monotonic_s() - self._now.read_s
-        if age_s > (_FRESH_S if self.is_local else _OLDEST_ON_CLUSTER_S):
+        if age_s > (self._fresh_s if waits or self.is_local else _OLDEST_ON_CLUSTER_S):
             self._on_thread(self._refresh)
         elif age_s > self._fresh_s:
             with contextlib.suppress(RuntimeError):  # the dashboard ends
