@@ -125,8 +125,7 @@ class PlaceReader:
         """The jobs, read again if they may have changed.
 
         Args:
-            waits: whether to wait for a newer list of a cluster. Otherwise, its jobs are as they were up to 15 seconds
-                ago.
+            waits: whether to wait for a newer list of a cluster. Otherwise, the list may be up to 15 seconds old.
         """
         age_s = clock.monotonic_s() - self._now.read_s
         if age_s > (self._fresh_s if waits or self.is_local else _OLDEST_ON_CLUSTER_S):
