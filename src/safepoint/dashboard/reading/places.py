@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from safepoint.answers.situation import Attention, attention_of
 from safepoint.errors import NotFoundError, SafepointError, WaitTimeoutError
@@ -182,11 +182,11 @@ class PlaceReader:
     def points(self, listed: ListedJob, *, last_bytes: int | None = None) -> list[MetricPoint]:
         """The metrics of a job over its steps. On a cluster: those that this process has seen."""
         name = listed.job.name
+        if not self.is_local:  # a page need not wait until the thread has read the cluster
+            return current_points([*self._observed.get(name, ())])
 
         def ask(jobs: JobPlace[Any]) -> list[MetricPoint]:
-            if not isinstance(jobs, LocalJobs):
-                return list(self._observed.get(name, ()))
-            path = jobs.metrics_file(name)
+            path = cast("LocalJobs", jobs).metrics_file(name)
             return self._metrics(name, path) if last_bytes is None else read_points(path, last_bytes=last_bytes)
 
         return current_points(self.call(ask))
