@@ -60,7 +60,7 @@ class Cluster:
         fields, _ = {**self.fields}, self.is_held.wait(30 * PATIENCE)
         if self.failure:
             raise StorageError(self.failure, hint="log in again")
-        progress = Progress(time=at(1), state=State.TRAINING, step=self.step, loss=1.0 / self.step, attempt=1)
+        progress = self._progress()
         return [
             ClusterJob(**{**self._usual(progress), **fields}),
         ]
@@ -131,7 +131,10 @@ class Cluster:
         return {"last_lines": [self.text] if is_failed else [], "queue_place": 3}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
-        return Progress(time=at(1), state=State.TRAINING, step=77, attempt=1)
+        return self._progress()
+
+    def _progress(self) -> Progress:
+        return Progress(time=at(1), state=State.TRAINING, step=self.step, loss=1.0 / self.step, attempt=1)
 
     def inventory_of(self, name: str) -> Inventory | None:
         return self.inventory
@@ -218,14 +221,20 @@ def test_why_a_job_of_a_cluster_waits_or_failed(client: TestClient, cluster: Clu
     assert client.get(f"/jobs/{PLACE}/tiny.json").json()["queue_place"] == 3
     cluster.state, cluster.fields = JobState.FAILED, {}
     text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert "Last lines of the output" in text
     assert "CUDA &lt;out&gt; of memory" in text
+    assert client.get(f"/jobs/{PLACE}/tiny.json").json()["last_lines"] == ["CUDA <out> of memory"]
     assert f'href="/jobs/{PLACE}/tiny/resume"' not in text  # on a cluster, it is submitted again
 
 
-def test_a_job_that_posts_no_progress_has_that_of_its_output(client: TestClient, cluster: Cluster) -> None:
-    """As `safepoint status` does, where Trainer's status server is off."""
-    cluster.fields = {"progress": None}
-    assert "Trains: step 77" in client.get(f"/jobs/{PLACE}/tiny").text
+def test_the_progress_of_a_job_that_cannot_post_it_is_that_of_its_output(
+    client: TestClient, cluster: Cluster
+) -> None:
+    """As `safepoint status` shows it; a list does not read outputs."""
+    cluster.fields, cluster.step = {"progress": None}, 42
+    assert client.get("/jobs.json").json()[-1]["progress"] is None
+    assert client.get(f"/jobs/{PLACE}/tiny.json").json()["progress"]["step"] == 42
+    assert ">42<" in client.get(f"/jobs/{PLACE}/tiny").text
 
 
 def test_the_end_of_the_output_is_enough(client: TestClient, cluster: Cluster) -> None:

@@ -51,6 +51,8 @@ class JobView:
 
     Args:
         listed: the job.
+        progress: its last report; on a cluster to which pods cannot report, what its output says.
+        details: what only `status` and this page say, such as the last lines of a failed job; see `details_of`.
         output: its output location; None if it is unknown.
         attempts: oldest first.
         events: oldest first.
@@ -60,7 +62,6 @@ class JobView:
         curves: of its metrics, the most important ones first.
         ranks: of the newest attempt, as far as it has reported them.
         pods: those that train, of a job on a cluster.
-        details: see `details_of`.
         actions: those that it accepts now.
         settings: the options of its run that are not the default, by name: the value, and where it was set; empty if
             this is not known.
@@ -68,6 +69,8 @@ class JobView:
     """
 
     listed: ListedJob
+    progress: Progress | None
+    details: Mapping[str, Any]
     output: str | None
     attempts: tuple[AttemptRecord, ...]
     events: tuple[JobEvent, ...]
@@ -77,7 +80,6 @@ class JobView:
     curves: tuple[Curve, ...]
     ranks: tuple[RankFacts, ...]
     pods: tuple[PodSummary, ...]
-    details: Mapping[str, Any]
     actions: tuple[Action, ...]
     settings: Mapping[str, tuple[str, str]]
     commands: tuple[tuple[str, str], ...]
@@ -100,26 +102,23 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         return jobs.output_of(job), jobs.attempts(name), details_of(jobs, job), progress
 
     output, attempts, details, progress = reader.call(ask)
-    listed = dataclasses.replace(listed, progress=progress)
     events = reader.events(listed)
     points = reader.points(listed)
     return JobView(
         listed=listed,
+        progress=progress,
+        details=details,
         output=output,
         attempts=tuple(attempts),
         events=tuple(events),
         sentence=sentence_of(
-            job,
-            listed.progress,
-            queue_place=details["queue_place"],
-            verified_s=_verified_s(events, listed.progress),
+            job, progress, queue_place=details["queue_place"], verified_s=_verified_s(events, progress)
         ),
-        risk=risk_of_suspending(job, listed.progress),
+        risk=risk_of_suspending(job, progress),
         timeline=timeline_of(attempts, events),
         curves=tuple(curve for one in metric_names(points) if (curve := curve_of(one, points)) is not None),
         ranks=_ranks(job, events),
         pods=job.pods if isinstance(job, ClusterJob) else (),
-        details=details,
         actions=tuple(actions_of(job)),
         settings=_settings(job.settings, job.spec.origins if isinstance(job, JobRecord) else {}),
         commands=_commands(reader, name, output),

@@ -52,12 +52,6 @@ def summary_of(pod: Object) -> PodSummary:
     )
 
 
-def started_at(pod: Object) -> str | None:
-    """When the machine of the pod accepted it; None before that."""
-    found = at(pod, "status", "startTime")
-    return found if isinstance(found, str) else None
-
-
 def _reason(pod: Object) -> str:
     """Why the pod does not run; empty if it runs."""
     if is_leaving(pod):
