@@ -107,6 +107,7 @@ class PlaceReader:
         """The jobs that have processes, which may report."""
         self._number: int | None = None
         self._again_s = 0.0
+        self._is_expired = False
         self._losses: dict[str, tuple[object, tuple[float, ...]]] = {}
         self._observed: dict[str, list[MetricPoint]] = {}
         self.histories: dict[str, tuple[object, tuple[list[AttemptRecord], JobHistory]]] = {}
@@ -128,7 +129,7 @@ class PlaceReader:
             waits: whether to wait for a newer list of a cluster. Otherwise, the list may be up to 15 seconds old.
         """
         age_s = clock.monotonic_s() - self._now.read_s
-        if age_s > (self._fresh_s if waits or self.is_local else _OLDEST_ON_CLUSTER_S):
+        if self._is_expired or age_s > (self._fresh_s if waits or self.is_local else _OLDEST_ON_CLUSTER_S):
             self._on_thread(self._refresh)
         elif age_s > self._fresh_s:
             with contextlib.suppress(RuntimeError):  # the dashboard ends
@@ -141,7 +142,7 @@ class PlaceReader:
 
     def expire(self) -> None:
         """Have the jobs read before the next page, because an action has changed one."""
-        self._now = replace(self._now, read_s=float("-inf"))
+        self._is_expired = True
 
     def job(self, name: str) -> ListedJob:
         """One job, by its full name.
@@ -241,17 +242,17 @@ class PlaceReader:
         return self._jobs
 
     def _refresh_now(self) -> None:
-        self._again_s = 0.0
         self.expire()
         self._refresh()
 
     def _refresh(self) -> None:
         now_s = clock.monotonic_s()
-        if now_s - self._now.read_s < self._fresh_s:
+        is_expired, self._is_expired = self._is_expired, False
+        if not is_expired and now_s - self._now.read_s < self._fresh_s:
             return  # another request was first
         try:
             jobs = self._opened()
-            changed = self._has_changed(jobs) if now_s >= self._again_s else False
+            changed = self._has_changed(jobs) if is_expired or now_s >= self._again_s else False
             if isinstance(jobs, LocalJobs) and not changed and not self._has_news(jobs):
                 self._now = replace(self._now, read_s=now_s)
             elif changed or isinstance(jobs, LocalJobs):
