@@ -155,9 +155,10 @@ def test_the_pages_of_a_job(team: Workspace, visitor: Visitor) -> None:
 def test_a_job_that_waits_in_a_queue(team: Workspace, visitor: Visitor) -> None:
     """Its queue, its priority and why it waits are in the list and on its page."""
     apply(team.cluster, queue_objects(team.namespace, cpu="1"))
-    submit("first", "--queue", QUEUE, "--cpu", "1", "--memory", "1Gi", program=("--epochs", "40", "--step-ms", "250"))
+    queue = ("--queue", QUEUE, "--cpu", "1", "--memory", "1Gi", "--priority-class")
+    submit("first", *queue, "high", program=("--epochs", "40", "--step-ms", "250"))
     visitor.wait(f"/jobs/{PLACE}/first", lambda job: job["state"] in {"Starting", "Running"})
-    submit("second", "--queue", QUEUE, "--priority-class", "low", "--cpu", "1", "--memory", "1Gi")
+    submit("second", *queue, "low")
     visitor.wait(f"/jobs/{PLACE}/second", lambda job: job["state"] == "Queued" and job["queue_place"] == 1)
     text = visitor.get("/jobs")
     assert f"queue {QUEUE}" in text
