@@ -185,7 +185,7 @@ def rows_of(
 
 
 def _copy_of(item: Item, folder: Path) -> str:
-    """The copy of a checkpoint in a folder; empty if there is none, or if another user's path is in its place."""
+    """The copy of a checkpoint in a folder; empty if there is none."""
     with contextlib.suppress(OSError, ValueError):
         if (folder / item.name / MANIFEST_NAME).is_file():
             return str(folder / item.name)
