@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safepoint.checkpoint.commit import FolderDestination, commit, discarding
+from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry, Manifest, Trigger
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -23,7 +24,7 @@ from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.errors import CheckpointError, ConflictError, StorageError, printable
+from safepoint.errors import CheckpointError, ConflictError, StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, plural
@@ -58,6 +59,14 @@ _log = logging.getLogger("safepoint")
 def is_whole(name: str) -> bool:
     """Whether a file called `name` holds weights that `from_pretrained` reads: a whole model, or a shard of one."""
     return _WEIGHTS.fullmatch(name) is not None and _TRAINING_ONLY.fullmatch(name) is None
+
+
+def check_outside(target: Location) -> None:
+    """Raise UsageError for a location inside a checkpoint, which a file that is written there would damage."""
+    if any(step_of(Path(part)) is not None for part in target.path.split("/")[:-1]):
+        raise UsageError(
+            f"{target} is inside a checkpoint, and writing there would damage it", hint="use another location"
+        )
 
 
 def copy(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> bool:

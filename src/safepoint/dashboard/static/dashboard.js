@@ -109,9 +109,20 @@
     addCopies(document);
     mark(chosen, false);
     if (event.detail.target && event.detail.target.id === "curves") { plots.clear(); drawCurves(); }
-    const lines = event.detail.target && event.detail.target.id === "logs" ? document.getElementById("lines") : null;
-    if (lines) lines.scrollTop = lines.scrollHeight;
+    showLines();
   });
+
+  // ---- output: its end, unless a person has scrolled up to read ----
+  let readFrom = null;
+  document.addEventListener("scroll", ({ target }) => {
+    if (target.id !== "lines") return;
+    readFrom = target.scrollHeight - target.scrollTop - target.clientHeight < 40 ? null : target.scrollTop;
+  }, true);
+  function showLines() {
+    const lines = document.getElementById("lines");
+    if (lines) lines.scrollTop = readFrom === null ? lines.scrollHeight : readFrom;
+  }
+  showLines();
 
   // ---- curves ----
   const plots = new Map();
