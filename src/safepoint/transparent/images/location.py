@@ -17,11 +17,14 @@ from safepoint.checkpoint.format.verify import Fault, compare_listing, list_file
 from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError
 from safepoint.foundation import files
 from safepoint.foundation.files import FolderLock
+from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.transparent.images.manifest import (
     MANIFEST_NAME,
     MOST_CHAIN,
+    MOST_NUMBER,
     ImageManifest,
     Source,
     image_name,
@@ -121,14 +124,24 @@ class ImageLocation:
         """The private folder for temporary files of a restore.
 
         Raises:
-            StorageError: the folder cannot be written to.
+            StorageError: the folder cannot be written to, or others may write to it.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(control, _PRIVATE)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+        _check_private(control)
         return control
+
+    def _next_number(self) -> int:
+        newest = max((number_of(name) or 0 for name in self.names()), default=0)
+        if newest >= MOST_NUMBER:
+            raise StorageError(
+                f"{self.path(image_name(newest))} has the highest number of an image; nothing was frozen",
+                hint="move it away if it is no image of yours, or name another folder",
+            )
+        return newest + 1
 
     @contextlib.contextmanager
     def writing(self) -> Generator["NewImage"]:
@@ -136,12 +149,13 @@ class ImageLocation:
 
         Raises:
             ConflictError: another process writes an image here.
-            StorageError: the folder cannot be written to.
+            StorageError: the folder cannot be written to, others may write to it, or no higher number is left.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(self.folder)
             no_links.make_folders(control, _PRIVATE)
+            _check_private(control)
             lock = FolderLock.acquire(control / "lock", {"pid": os.getpid()})
         except BlockingIOError as error:
             raise ConflictError(
@@ -156,8 +170,7 @@ class ImageLocation:
             working = control / f"work-{uuid.uuid4().hex}"
             no_links.make_folder(working, _PRIVATE)
             try:
-                number = max((number_of(name) or 0 for name in self.names()), default=0) + 1
-                yield NewImage(self, working, number)
+                yield NewImage(self, working, self._next_number())
             finally:
                 files.delete_tree(working)
         finally:
@@ -189,6 +202,20 @@ class NewImage:
         """
         target = self.location.path(image_name(self.number))
         commit(FolderDestination(self.folder, target, trash=None, is_durable=False), manifest)
+
+
+def _check_private(control: Path) -> None:
+    """Raise StorageError if other users could read or replace what is written to the folder.
+
+    The commands run as root. CRIU writes its log and, if memory has no room, the memory of the processes into this
+    folder, and follows links. In a container this is not checked, because its processes trust each other.
+    """
+    if is_seeing_all() and may_be_replaced(control):
+        raise StorageError(
+            f"other users may write to {control}, or to a folder above it, and so could read the memory of the "
+            "processes, or make CRIU write to other files; nothing was done",
+            hint="name a folder to which only you may write",
+        )
 
 
 def source_of(manifest: ImageManifest) -> Source:

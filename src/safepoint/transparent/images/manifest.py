@@ -6,14 +6,15 @@ before a path in it is used. Not promised: that the files exist. `transparent.im
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, entry_record, is_digest, read_entry
 from safepoint.checkpoint.format.sealed_record import open_sealed, refusing_malformed, seal
 from safepoint.errors import ImageError, ManifestError
-from safepoint.foundation.field_types import FLAG, TEXT, Kind, check_fields, whole
+from safepoint.foundation import clock
+from safepoint.foundation.field_types import FLAG, Kind, check_fields, whole
 from safepoint.transparent.pages.layout import MOST_FILES, MOST_PAGES, MOST_PARTS, MOST_SOURCES
 from safepoint.transparent.pages.writer import regions_name, table_name
 
@@ -24,6 +25,9 @@ MOST_CHAIN = MOST_SOURCES + 1
 """How many images a chain may have, the newest included."""
 MOST_FILE_BYTES = 1 << 30
 """The largest file of CRIU, other than pages."""
+
+MOST_NUMBER = 10**9 - 1
+"""The highest number that the name of an image can have."""
 
 _IMAGE_NAME = re.compile(r"image-([1-9][0-9]{0,8})")
 _PART_NAME = re.compile(r"part-(0|[1-9][0-9]{0,3})")
@@ -57,6 +61,16 @@ def _is_short(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable()
 
 
+def _is_time(value: Any) -> bool:
+    if not _is_short(value):
+        return False
+    try:
+        clock.parse_utc(value)
+    except ValueError:
+        return False
+    return True
+
+
 _SHORT = Kind(words=f"at most {_MOST_TEXT} printable characters", fits=_is_short)
 _PAGES = whole(least=0, most=MOST_PAGES)
 _PAGE_FILE_KINDS = {
@@ -70,8 +84,8 @@ _PID = whole(least=1, most=1 << 22)
 _PART_KINDS = {"root_pid": _PID, "program": _SHORT, "num_processes": _PID, "is_in_session_of_other": FLAG}
 _MACHINE_KINDS = {"architecture": _SHORT, "kernel": _SHORT, "criu": _SHORT}
 _IMAGE_KINDS = {
-    "number": whole(least=1, most=10**9 - 1),
-    "created": TEXT,
+    "number": whole(least=1, most=MOST_NUMBER),
+    "created": Kind(words="a time, RFC 3339 UTC", fits=_is_time),
     "seed": whole(least=0, most=(1 << 64) - 1),
 }
 
@@ -172,6 +186,7 @@ class ImageManifest:
         machine: where the processes were frozen.
         parts: its process trees.
         files: every file but the manifest, sorted by path.
+        digest_read: the digest of the file from which the manifest was read; empty for a new manifest.
     """
 
     file_name: ClassVar[str] = MANIFEST_NAME
@@ -182,6 +197,7 @@ class ImageManifest:
     machine: Machine
     parts: tuple[Part, ...]
     files: tuple[FileEntry, ...]
+    digest_read: str = field(default="", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self, _IMAGE_KINDS)
@@ -258,8 +274,11 @@ class ImageManifest:
 
     @property
     def digest(self) -> str:
-        """The digest of `image.json`, by which newer images name this one."""
-        return digest_bytes(self.to_bytes())
+        """The digest of `image.json`, by which newer images name this one.
+
+        It covers fields that only a later release knows: `to_bytes` does not write them again.
+        """
+        return self.digest_read or digest_bytes(self.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ImageManifest":
@@ -271,7 +290,7 @@ class ImageManifest:
         try:
             record = open_sealed(data, name=FORMAT, version=VERSION)
             with refusing_malformed():
-                return cls(
+                manifest = cls(
                     number=record["number"],
                     created=record["created"],
                     seed=_seed(record["seed"]),
@@ -280,6 +299,8 @@ class ImageManifest:
                     parts=tuple(map(_part, _list(record["parts"], MOST_PARTS))),
                     files=tuple(map(read_entry, _list(record["files"]))),
                 )
+                object.__setattr__(manifest, "digest_read", digest_bytes(data))
+                return manifest
         except ManifestError as error:
             raise ImageError(error.message, hint=error.hint) from error
 
