@@ -1,8 +1,8 @@
 """Names of files that a program obeys, or imports, only because of their name. An export leaves such files out.
 
-A checkpoint may contain files of any name, and someone else may have written it. At the target of an export they would
-belong to this user. There they could become the settings of a program, such as `.git/hooks` or `uv.toml`, or modules
-that Python imports in the place of its own, such as `json.py` or `torch.py`, when it is started in the folder. No file
+A checkpoint may contain files of any name, and someone else may have written it. At the target of an export they
+would belong to this user. There they could become the settings of a program, such as `.git/hooks` or `uv.toml`, or
+modules that Python imports in the place of its own, such as `json.py` or `torch.py`, when it is started there. No file
 of a model has such a name. The code of a model (`modeling_x.py`) has other names, and runs only if the user trusts it.
 """
 
@@ -11,16 +11,8 @@ import sys
 _SETTINGS = {
     *("safepoint.toml", "pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", "mypy.ini", "ruff.toml", "uv.toml"),
     *("pdm.toml", "poetry.toml", "hatch.toml", "pixi.toml", "pipfile", "tox.toml", "pytest.toml", "dvc.yaml"),
-    *(
-        "makefile",
-        "gnumakefile",
-        "bsdmakefile",
-        "justfile",
-        "cmakelists.txt",
-        "meson.build",
-        "sconstruct",
-        "snakefile",
-    ),
+    *("makefile", "gnumakefile", "bsdmakefile", "justfile", "cmakelists.txt", "meson.build"),
+    *("sconstruct", "snakefile"),
     *("taskfile.yml", "taskfile.yaml", "rakefile", "gemfile", "vagrantfile", "jenkinsfile", "procfile", "wscript"),
     *("workspace", "module.bazel", "build.bazel", "flake.nix", "shell.nix", "default.nix"),
     *("package.json", "deno.json", "bunfig.toml", "cargo.toml", "build.rs", "build.gradle", "pom.xml", "build.xml"),
@@ -38,19 +30,8 @@ _USUAL = {
     *("torch", "torchvision", "torchaudio", "transformers", "tokenizers", "safetensors", "accelerate", "peft", "trl"),
     *("datasets", "evaluate", "diffusers", "huggingface_hub", "sentencepiece", "tiktoken", "deepspeed", "lightning"),
     *("numpy", "scipy", "pandas", "sklearn", "pil", "tqdm", "requests", "urllib3", "yaml", "packaging", "filelock"),
-    *(
-        "jax",
-        "flax",
-        "tensorflow",
-        "triton",
-        "flash_attn",
-        "bitsandbytes",
-        "vllm",
-        "einops",
-        "regex",
-        "pytest",
-        "pip",
-    ),
+    *("jax", "flax", "tensorflow", "triton", "flash_attn", "bitsandbytes", "vllm", "einops", "regex"),
+    *("pytest", "pip"),
     *("fsspec", "jinja2", "typing_extensions", "setuptools", "safepoint"),
 }
 """The packages, in lower case, that programs import to use a model."""
