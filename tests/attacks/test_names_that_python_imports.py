@@ -13,6 +13,7 @@ from safepoint.storage.location import Location
 from tests.support.checkpoints import commit, prepared
 
 _RUN = [
+    "-rf",
     "json.py",
     "json.cpython-311-x86_64-linux-gnu.so",
     "json.pyc",

@@ -43,7 +43,8 @@ _SUFFIXES = (".py", ".pyw", ".pyc", ".pyo", ".so", ".pyd")
 def is_obeyed(path: str) -> bool:
     """Whether a file of a checkpoint, by its path there, is to be left out of an export."""
     parts = path.split("/")
-    if any(part.startswith(".") or part.lower() in _SETTINGS for part in parts):
+    # A shell passes a name that begins with a hyphen to a command as an option: `rm *`.
+    if any(part.startswith((".", "-")) or part.lower() in _SETTINGS for part in parts):
         return True
     name = parts[-1].lower()
     if not name.endswith(_SUFFIXES):
