@@ -94,6 +94,11 @@ def main() -> None:
     jobs.add_argument("--save-steps", type=int, default=10)
     jobs.add_argument("--seed", type=int, default=1, help="moment of the kill within a step")
     jobs.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="all ranks share the first CUDA device"
+    )
+    jobs.add_argument("--backend", help="gloo for several ranks on one CUDA device, which NCCL refuses")
+    jobs.add_argument("--limit-s", type=float, default=1e9, help="start no further job after this time")
+    jobs.add_argument(
         "--variant", type=str.split, action="append", help="options of `safepoint run`; each variant is measured"
     )
     options = parser.parse_args()

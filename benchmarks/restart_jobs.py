@@ -29,10 +29,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.jobs import environment, read_events
 
 PROGRAM = Path(__file__).parent / "restart_program.py"
-PHASES = ("begun_s", "imported_s", "called_s", "loaded_s", "stepped_s")
+PHASES = ("begun_s", "imported_s", "context_s", "group_s", "called_s", "loaded_s", "stepped_s")
 NAMES = {
     "begun_s": "script begun",
     "imported_s": "imports done",
+    "context_s": "CUDA context made",
+    "group_s": "first all-reduce done",
     "called_s": "train() called",
     "loaded_s": "state loaded",
     "stepped_s": "first step done",
@@ -115,7 +117,9 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
     output, log, mark = folder / "output", folder / "log.txt", folder.name
     program = [str(PROGRAM), "--out", str(output), "--marks", str(folder), "--mb", str(options.state_mb)]
     program += ["--step-ms", str(options.step_ms), "--save-steps", str(options.save_steps)]
+    program += ["--device", options.device, *(["--backend", options.backend] if options.backend else [])]
     program += ["--resume"] if "torch.distributed.run" in command else []
+    devices = {"CUDA_VISIBLE_DEVICES": "0"} if options.device == "cuda" else {}
     found = Starts()
     began_s = time.monotonic()
     with log.open("wb") as stream:
@@ -123,7 +127,7 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
             [*command, *program],
             stdout=stream,
             stderr=stream,
-            env=environment(**{MARK: mark, "PYTHONUNBUFFERED": "1"}),
+            env=environment(**{MARK: mark, "PYTHONUNBUFFERED": "1"}, **devices),
         )
     try:
         for number in range(options.kills + 1):
@@ -135,7 +139,7 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
             )
             marks = starts[number]
             figures = found.again if number else found.first
-            for phase in PHASES:
+            for phase in marks[0].keys() & figures.keys():
                 figures[phase].append(max(one[phase] for one in marks) - began_s)
             if number == 0:
                 found.processor_s.append(processor_s(mark))
@@ -164,14 +168,19 @@ def measure(options: argparse.Namespace) -> None:
     commands = variants(options)
     found = {name: Starts() for name in commands}
     with tempfile.TemporaryDirectory(prefix="safepoint-bench-", dir=options.folder) as temporary:
+        begun_s = time.monotonic()
         for number in range(options.jobs):
+            if time.monotonic() - begun_s > options.limit_s:
+                print(f"   the time is over after {number} jobs of each product", file=sys.stderr)
+                break
             names = list(commands) if number % 2 == 0 else list(commands)[::-1]
             for name in names:
                 folder = Path(temporary) / f"{number}-{list(commands).index(name)}-{os.getpid()}"
                 one = run_job(commands[name], folder, moments, options)
                 merge(found[name], one)
                 print(f"   job {number + 1} under {name}: {one.again['stepped_s']}", file=sys.stderr)
-    print(f"   {options.ranks} ranks, {options.state_mb} MB of state, steps of {options.step_ms:g} ms")
+    place = f"on {options.device}, over {options.backend or 'the usual backend'}"
+    print(f"   {options.ranks} ranks {place}, {options.state_mb} MB of state, steps of {options.step_ms:g} ms")
     table("from the start of the command, median (minimum) in s", {n: one.first for n, one in found.items()})
     for name, one in found.items():
         print(row(f"processor time of a first start, {name}", one.processor_s, unit="s"))
@@ -206,6 +215,8 @@ def table(title: str, products: dict[str, dict[str, list[float]]]) -> None:
     print(f"| the last rank | {' | '.join(products)} |")
     print("|---|" + "---|" * len(products))
     for phase in PHASES:
+        if not any(one[phase] for one in products.values()) and phase in {"context_s", "group_s"}:
+            continue  # a training on the CPU has no such phase
         cells = [
             f"{statistics.median(one[phase]):.2f} ({min(one[phase]):.2f})" if one[phase] else "no figure"
             for one in products.values()

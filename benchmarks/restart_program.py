@@ -1,7 +1,9 @@
 """The Trainer script of `restart_jobs.py`: it notes when each start of a rank passed which phase.
 
 For each start, a rank appends one JSON line to `marks-RANK` in the folder `--marks`, after its first step: its pid,
-and times of the monotonic clock, which all processes of the machine share. Nothing in it knows of Safepoint.
+and times of the monotonic clock, which all processes of the machine share. Nothing in it knows of Safepoint. With
+`--device`, the rank makes its CUDA context at once, and then its group does a first all-reduce: so both are phases of
+their own. Otherwise they come where a Trainer happens to need them.
 """
 
 import time
@@ -12,6 +14,7 @@ import json  # noqa: E402
 import os  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+import torch  # noqa: E402
 from trainer_program import Blocks, model_of  # noqa: E402
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
@@ -29,8 +32,8 @@ class Marks(TrainerCallback):
         self._is_written = False
         self._step_began_s = 0.0
 
-    def called(self) -> None:
-        self._times["called_s"] = time.monotonic()
+    def note(self, phase: str) -> None:
+        self._times[phase] = time.monotonic()
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._times["loaded_s"] = time.monotonic()
@@ -57,7 +60,14 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=50)
     parser.add_argument("--save-steps", type=int, required=True)
     parser.add_argument("--resume", action="store_true", help="the Trainer's own, if there is a checkpoint")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--backend", help="of the process group, if not the device's own")
     options = parser.parse_args()
+    marks = Marks(options.marks, options.step_ms / 1000)
+    if options.device == "cuda":
+        torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+        marks.note("context_s")
     args = TrainingArguments(
         output_dir=options.out,
         max_steps=1_000_000,
@@ -69,15 +79,21 @@ def main() -> None:
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=options.device == "cpu",
+        ddp_backend=options.backend,
         dataloader_num_workers=0,
         seed=7,
     )
+    if options.device == "cuda":
+        device = args.device  # makes the group of the ranks, which connects them in its first collective
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(torch.zeros(1, device=device))
+            torch.cuda.synchronize()
+        marks.note("group_s")
     trainer = Trainer(model_of(options.mb), args, train_dataset=Blocks(50_000, 16))
-    marks = Marks(options.marks, options.step_ms / 1000)
     trainer.add_callback(marks)
     found = get_last_checkpoint(options.out) if options.resume and os.path.isdir(options.out) else None
-    marks.called()
+    marks.note("called_s")
     trainer.train(resume_from_checkpoint=found)
 
 

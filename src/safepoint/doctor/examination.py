@@ -6,7 +6,14 @@ from safepoint.doctor.deadline import History, judge_grace, look_at_history
 from safepoint.doctor.finding import Finding, Status
 from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files, judge_python
 from safepoint.doctor.output_location import Disk, judge_folder, judge_store, look_at_folder, look_at_store
-from safepoint.doctor.programs import examine_criu, judge_gpus, judge_torch, look_at_gpus, look_at_torch
+from safepoint.doctor.programs import (
+    examine_criu,
+    judge_checkpoint_api,
+    judge_gpus,
+    judge_torch,
+    look_at_gpus,
+    look_at_torch,
+)
 from safepoint.foundation.bounded import Work
 from safepoint.settings.run_settings import OutputPlace
 from safepoint.storage.opening import Tried
@@ -47,7 +54,10 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> li
     findings.append(judge_torch(torch))
     gpus = gpu_work.result(_PROGRAMS_S)
     findings.append(_no_answer("gpu") if gpus is None else judge_gpus(gpus, torch))
-    return [*findings, criu_work.result(_PROGRAMS_S) or _no_answer("criu")]
+    findings.append(criu_work.result(_PROGRAMS_S) or _no_answer("criu"))
+    if gpus is not None:
+        findings.append(judge_checkpoint_api(gpus))
+    return findings
 
 
 def _no_answer(check: str) -> Finding:

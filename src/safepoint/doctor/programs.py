@@ -18,6 +18,8 @@ from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import UnsupportedError
 from safepoint.foundation.units import format_bytes
 from safepoint.transparent.criu.program import VARIABLE, version_of
+from safepoint.transparent.cuda.driver import INSTALL, TOOL, load_bindings
+from safepoint.transparent.cuda.driver import VARIABLE as TOOL_VARIABLE
 
 _TORCH_LIMIT_S, _LIMIT_S = 12.0, 5.0
 _SLOW_IMPORT_S = 8.0
@@ -211,6 +213,20 @@ def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
             fix=fix,
         )
     return Finding(check=check, status=Status.OK, found=found, why=why)
+
+
+def judge_checkpoint_api(gpus: Gpus) -> Finding:
+    """Whether processes with GPUs can be frozen. Trainings do not need it, so its absence is ok without a device."""
+    check, why = "cuda checkpoints", "they freeze processes that use a GPU; trainings do not need them"
+    if not gpus.devices:
+        return Finding(check=check, status=Status.OK, found="no GPU to freeze", why=why)
+    bindings, words = load_bindings()
+    if bindings is not None:
+        return Finding(check=check, status=Status.OK, found=f"{words}, by cuda-bindings", why=why)
+    tool = os.environ.get(TOOL_VARIABLE) or shutil.which(TOOL)
+    if tool is not None:
+        return Finding(check=check, status=Status.OK, found=f"by {tool}", why=why)
+    return Finding(check=check, status=Status.WARNING, found=words, why=why, fix=INSTALL)
 
 
 # ---- CRIU ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
+from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest, Machine
 from safepoint.transparent.images.store_dump import Dump, store_dumps
@@ -32,7 +33,7 @@ class Frozen:
 
     Args:
         manifest: its manifest.
-        frozen_s: how long CRIU ran; the processes were frozen for nearly all of this time.
+        frozen_s: how long CRIU and the CUDA driver took; the processes were frozen for nearly all of this time.
         is_in_memory: whether the raw pages were written to memory first; otherwise to a disk, which takes longer.
     """
 
@@ -74,19 +75,23 @@ def freeze_tree(
             hint="run the command in another session",
         )
     refuse_obstacles(tree)
-    machine = Machine(architecture=platform.machine(), kernel=platform.release(), criu=criu.version)
     program, session = name_of(pid), tree_dump.is_outside_led(pid)
     with (
         location.writing() as image,
+        gpu_memory_in_host(tree) as gpu_work,
         staging(resident_bytes(tree), image.working) as stage,
         Guard([] if is_running_after else tree, stage.folder) as guard,
     ):
-        begun_s = clock.monotonic_s()
         log = image.working.parent / LOG_NAME
         log.unlink(missing_ok=True)
         tree_dump.dump(criu, pid, stage.folder, log=log, is_running_after=is_running_after, started=guard.started)
-        frozen_s = clock.monotonic_s() - begun_s
+        if is_running_after:
+            gpu_work.resume()
+        frozen_s = clock.monotonic_s() - gpu_work.since_s
         stopped = [] if is_running_after else processes_of(pid)
+        machine = Machine(
+            architecture=platform.machine(), kernel=platform.release(), criu=criu.version, gpus=gpu_work.gpus
+        )
         dumped = Dump(folder=stage.folder, root_pid=pid, program=program, is_in_session_of_other=session)
         manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
         image.commit(manifest)

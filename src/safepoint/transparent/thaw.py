@@ -5,12 +5,15 @@ from is byte for byte what it had written.
 """
 
 import platform
+import signal
 from collections.abc import Callable
 
-from safepoint.errors import ImageError
+from safepoint.errors import FreezeError, ImageError
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.tree_dump import Restored
+from safepoint.transparent.criu.trees import processes_of, send
+from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
@@ -33,7 +36,8 @@ def thaw_image(
 
     Raises:
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
-        FreezeError: CRIU could not restore the processes.
+        FreezeError: CRIU or the CUDA driver could not restore the processes.
+        UnsupportedError: the processes used a GPU, and this machine cannot restore its memory.
         StorageError: there is too little space for the raw pages.
     """
     require_packages()
@@ -49,10 +53,19 @@ def thaw_image(
             f"{name} has {len(manifest.parts)} process trees, and this release restores one; nothing was restored",
             hint="use a newer release of safepoint",
         )
+    places = places_on_this_machine(manifest.machine.gpus)
     control = location.control_folder()
     with staging(raw_bytes(manifest), control) as stage:
         materialise(location, name, stage.folder, progress=progress)
         log = control / LOG_NAME
         log.unlink(missing_ok=True)
         session = manifest.parts[0].is_in_session_of_other
-        return tree_dump.restore(criu, stage.folder / part_name(0), log=log, is_in_session_of_other=session)
+        restored = tree_dump.restore(criu, stage.folder / part_name(0), log=log, is_in_session_of_other=session)
+    if manifest.machine.gpus:
+        tree = processes_of(restored.pid)
+        try:
+            resume_restored(tree, places)
+        except FreezeError as error:
+            send(signal.SIGKILL, tree)
+            raise FreezeError(f"{error.message}; the restored processes were ended", hint=error.hint) from error
+    return restored

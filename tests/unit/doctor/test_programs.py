@@ -14,6 +14,7 @@ from safepoint.doctor.programs import (
     Torch,
     ask,
     examine_criu,
+    judge_checkpoint_api,
     judge_gpus,
     judge_torch,
     look_at_gpus,
@@ -122,6 +123,18 @@ def test_a_broken_driver_is_a_failure(programs: Path, tmp_path: Path) -> None:
 def test_gpus_that_torch_does_not_see_are_said(torch: Torch, word: str) -> None:
     finding = judge_gpus(Gpus(has_driver=True, devices=(_CARD, _CARD), driver="580.1"), torch)
     assert (finding.status, word in finding.fix) == (Status.WARNING, True)
+
+
+def test_the_checkpoint_api_is_needed_for_gpus_only(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the package cuda-bindings or the program; without both, the reason and what to install."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)  # pyright: ignore[reportArgumentType]
+    monkeypatch.delenv("SAFEPOINT_CUDA_CHECKPOINT", raising=False)
+    assert judge_checkpoint_api(Gpus(has_driver=False)).status is Status.OK
+    gpus = Gpus(has_driver=True, devices=(_CARD,), driver="580.1")
+    assert judge_checkpoint_api(gpus).status is Status.WARNING
+    assert "cuda-bindings is not installed" in judge_checkpoint_api(gpus).found
+    write(programs, "cuda-checkpoint", "exit 0")
+    assert judge_checkpoint_api(gpus).status is Status.OK
 
 
 def test_criu_is_missed_by_nobody(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,9 @@ def freeze(
     are the same in the newest image of the folder are not stored again, so keep the images that `safepoint images
     show` names. If something fails, the processes run on, and there is no image.
 
-    Exit codes: 10 there is no such process; 11 another process writes to the folder; 16 this machine has no CRIU 4.2
-    or newer, or you are not root.
+    Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such process; 11 another process writes
+    to the folder; 16 this machine has no CRIU 4.2 or newer, you are not root, or the driver of a GPU that a process
+    uses has no checkpoint API.
     """
     from safepoint.transparent.criu.program import find_criu
 
@@ -94,8 +95,8 @@ def thaw(image: _Image, as_json: _Json = False) -> None:
     whom you trust, have made. If a process of this machine has the number of one in the image, the processes are
     restored in a PID namespace of their own.
 
-    Exit codes: 1 CRIU could not restore the processes; 14 the image is damaged; 16 this machine has no CRIU 4.2 or
-    newer, or you are not root.
+    Exit codes: 1 the processes could not be restored; 14 the image is damaged; 16 this machine has no CRIU 4.2 or
+    newer, you are not root, or the memory of GPUs cannot be restored here.
     """
     from safepoint.transparent.criu.program import find_criu
 
@@ -167,7 +168,8 @@ def show(image: _Image, as_json: _Json = False) -> None:
             f"{plural(part.num_processes, 'process')}"
             for number, part in enumerate(manifest.parts)
         ),
-        f"  machine: {manifest.machine.architecture}, Linux {manifest.machine.kernel}, CRIU {manifest.machine.criu}",
+        f"  machine: {manifest.machine.architecture}, Linux {manifest.machine.kernel}, CRIU {manifest.machine.criu}"
+        f"{', ' + plural(len(manifest.machine.gpus), 'GPU') if manifest.machine.gpus else ''}",
         f"  pages: {num_pages}, of which {num_zero} zero, {num_pages - num_zero - num_stored} in older images, "
         f"{num_stored} here",
         f"  size: {format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory",

@@ -16,24 +16,36 @@ class FunctionPatch:
         self._places: list[tuple[dict[str, Any], str, Function]] = []
         self._seen: dict[int, int] = {}
         """The modules that were searched, by `id`, with the number of names that each had."""
+        self._searched: tuple[int, str] | None = None
+        """How many modules there were after the last search, and the newest; None if a module was left out."""
 
     def look_again(self) -> None:
         """Let the next search include modules that have got names since the last one."""
+        self._searched = None
         for module in list(sys.modules.values()):
             if isinstance(module, type(os)) and self._seen.get(id(module)) != len(vars(module)):
                 self._seen.pop(id(module), None)
 
     def find(self, originals: list[Function]) -> None:
         """Search the modules that were imported since the last call, and whose import has ended."""
-        wanted = {id(function): function for function in originals}
-        for module in list(sys.modules.values()):
-            if id(module) not in self._seen and isinstance(module, type(os)) and not _is_being_imported(module):
+        modules = list(sys.modules.values())
+        newest = (len(modules), next(reversed(sys.modules)))
+        if newest == self._searched:
+            return
+        wanted, is_complete = {id(function): function for function in originals}, True
+        for module in modules:
+            if id(module) in self._seen or not isinstance(module, type(os)):
+                continue
+            if _is_being_imported(module):
+                is_complete = False
+            else:
                 self._seen[id(module)] = len(vars(module))
                 self._places += [
                     (vars(module), name, wanted[id(value)])
                     for name, value in list(vars(module).items())
                     if id(value) in wanted
                 ]
+        self._searched = newest if is_complete else None
 
     @contextlib.contextmanager
     def exchanged(self, replacements: Mapping[Function, Function]) -> Generator[None]:

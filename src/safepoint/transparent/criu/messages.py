@@ -43,8 +43,8 @@ _KNOWN = (
     ),
     (
         r"/dev/nvidia|nvidia-uvm|nvidiactl",
-        "a process uses a GPU, which this release cannot freeze",
-        "save a checkpoint in the training instead",
+        "a process has begun to use a GPU while it was frozen",
+        "freeze it again",
     ),
     (
         r"Can't (?:fork|clone).*: File exists|[Pp]id \d+ (?:do(?:es)? not match|is (?:already )?(?:used|busy))",

@@ -1,4 +1,4 @@
-"""Process trees: which processes belong to one, how much memory they have, and how they are stopped and ended."""
+"""Process trees: which processes belong to one, what they have open and in memory, and how they are ended."""
 
 import contextlib
 import os
@@ -28,6 +28,22 @@ def processes_of(root: int, proc: Path = Path("/proc")) -> list[int]:
         for task in tasks:
             with contextlib.suppress(OSError):
                 pending += map(int, (task / "children").read_text().split())
+    return found
+
+
+def open_files(pid: int, proc: Path = Path("/proc")) -> list[str]:
+    """What a process has open: paths, and names such as `anon_inode:[io_uring]`; empty if it has ended.
+
+    Args:
+        pid: the process.
+        proc: where the proc file system is mounted.
+    """
+    folder = proc / str(pid) / "fd"
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(folder / name))
     return found
 
 

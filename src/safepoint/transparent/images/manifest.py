@@ -82,6 +82,8 @@ _PAGE_FILE_KINDS = {
 }
 _PID = whole(least=1, most=1 << 22)
 _PART_KINDS = {"root_pid": _PID, "program": _SHORT, "num_processes": _PID, "is_in_session_of_other": FLAG}
+_GPU = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MOST_GPUS = 256
 _MACHINE_KINDS = {"architecture": _SHORT, "kernel": _SHORT, "criu": _SHORT}
 _IMAGE_KINDS = {
     "number": whole(least=1, most=MOST_NUMBER),
@@ -164,14 +166,20 @@ class Machine:
         architecture: of the processor, as `uname -m` prints it.
         kernel: the release of the kernel.
         criu: the version of CRIU.
+        gpus: the UUIDs of all its GPUs if a process used one; otherwise empty.
     """
 
     architecture: str
     kernel: str
     criu: str
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, _MACHINE_KINDS)
+        if not all(isinstance(cast("Any", uuid), str) and _GPU.fullmatch(uuid) for uuid in self.gpus):
+            raise ValueError("gpus must be UUIDs such as GPU-00000000-0000-0000-0000-000000000000")
+        if len(self.gpus) > _MOST_GPUS or len(set(self.gpus)) < len(self.gpus):
+            raise ValueError(f"gpus must be at most {_MOST_GPUS} different UUIDs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +274,7 @@ class ImageManifest:
                 "created": self.created,
                 "seed": f"{self.seed:016x}",
                 "sources": [_plain(source) for source in self.sources],
-                "machine": _plain(self.machine),
+                "machine": _machine_record(self.machine),
                 "parts": [{**_plain(part), "page_files": [*map(_plain, part.page_files)]} for part in self.parts],
                 "files": [entry_record(entry) for entry in self.files],
             }
@@ -295,7 +303,7 @@ class ImageManifest:
                     created=record["created"],
                     seed=_seed(record["seed"]),
                     sources=tuple(Source(**_only(Source, one)) for one in _list(record["sources"], MOST_SOURCES)),
-                    machine=Machine(**_only(Machine, record["machine"])),
+                    machine=_machine(record["machine"]),
                     parts=tuple(map(_part, _list(record["parts"], MOST_PARTS))),
                     files=tuple(map(read_entry, _list(record["files"]))),
                 )
@@ -327,6 +335,21 @@ def _part(record: Mapping[str, Any]) -> Part:
     files = tuple(PageFileFacts(**_only(PageFileFacts, one)) for one in _list(record["page_files"], MOST_FILES))
     stated: dict[str, Any] = {**_only(Part, record), "page_files": files}
     return Part(**stated)
+
+
+def _machine_record(machine: Machine) -> dict[str, Any]:
+    """Without GPUs the field is absent: images of earlier commits keep the digest by which others name them."""
+    record = _plain(machine)
+    gpus = record.pop("gpus")
+    return {**record, "gpus": [*gpus]} if gpus else record
+
+
+def _machine(record: Mapping[str, Any]) -> Machine:
+    gpus = record.get("gpus", [])
+    if not isinstance(gpus, list):
+        raise TypeError("gpus must be a list")
+    stated: dict[str, Any] = _only(Machine, {**record, "gpus": tuple(cast("list[str]", gpus))})
+    return Machine(**stated)
 
 
 def _seed(text: Any) -> int:

@@ -114,13 +114,10 @@ def test_a_tree_is_found_with_its_memory() -> None:
     assert name_of(process.pid) == "?"
 
 
-@pytest.mark.parametrize(
-    ("target", "words"), [("anon_inode:[io_uring]", "USE_LIBUV=0"), ("/dev/nvidia0", "checkpoint in the training")]
-)
-def test_obstacles_are_found_before_anything_is_stopped(tmp_path: Path, target: str, words: str) -> None:
+def test_obstacles_are_found_before_anything_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "7" / "fd").mkdir(parents=True)
-    (tmp_path / "7" / "fd" / "3").symlink_to(target)
+    (tmp_path / "7" / "fd" / "3").symlink_to("anon_inode:[io_uring]")
     (tmp_path / "7" / "comm").write_text("python\n")
     with pytest.raises(FreezeError, match=r"process 7 \(python\)") as caught:
         refuse_obstacles([7], tmp_path)
-    assert words in str(caught.value.hint)
+    assert "USE_LIBUV=0" in str(caught.value.hint)

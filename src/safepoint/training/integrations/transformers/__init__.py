@@ -4,6 +4,7 @@
 - `hook`: lets Safepoint save, stop and resume every `train()` of the process.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `trainer_loop`: runs the Trainer's own `_save_checkpoint` in a working folder.
+- `only_rank`: trains the model of a job's only rank as it is.
 - `own_save`: redirects what a subclass in the script writes in its own `_save_checkpoint`.
 - `hub`: keeps Safepoint's own files out of uploads to the Hugging Face Hub.
 - `save_callbacks`: which callbacks are notified of saves, and when.

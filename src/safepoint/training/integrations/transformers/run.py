@@ -28,6 +28,7 @@ from safepoint.training.collective.peers import join_peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.integrations.transformers.arguments import finish_settings, written_once
+from safepoint.training.integrations.transformers.only_rank import train_unreplicated
 from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
 from safepoint.training.integrations.transformers.resume.generation_settings import generation_settings
 from safepoint.training.integrations.transformers.resume.loaded_model import only_own_adapters
@@ -195,6 +196,8 @@ class TrainerRun(TrainerCallback):
         overrides.override(trainer, "_load_optimizer_and_scheduler", self._load_optimizer)
         overrides.override(trainer, "_load_scaler", _load_only_data)
         overrides.override(trainer.callback_handler, "on_save", self._callbacks.on_save)
+        if self._context.place.world_size == 1:
+            train_unreplicated(trainer.accelerator, overrides)
         self._resume.override(overrides)
         trainer.add_callback(self)
         overrides.callback(trainer.remove_callback, self)

@@ -1,0 +1,227 @@
+"""The checkpoint API of NVIDIA's driver, and the two ways to it: `cuda.bindings`, and the tool `cuda-checkpoint`.
+
+Promises: each call is about one process, returns when the driver has done it, and raises `DriverError` otherwise. The
+calling process makes no context, and uses no GPU memory. The order of the calls is in `transparent.cuda.host_copy`.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Protocol
+
+from safepoint.errors import UnsupportedError
+
+TOOL = "cuda-checkpoint"
+VARIABLE = "SAFEPOINT_CUDA_CHECKPOINT"
+"""The variable with the path of the tool. Where it is set, the tool is used in any case."""
+INSTALL = "pip install 'cuda-bindings>=13.0.2', or name NVIDIA's cuda-checkpoint with SAFEPOINT_CUDA_CHECKPOINT"
+_LEAST_CUDA = 12080
+"""CUDA 12.8, of driver 570, is the first one with these calls."""
+_CALLS = ("GetState", "Lock", "Checkpoint", "Restore", "Unlock")
+
+
+class CudaState(StrEnum):
+    """What the driver says of a process."""
+
+    RUNNING = "running"
+    LOCKED = "locked"
+    CHECKPOINTED = "checkpointed"
+    FAILED = "failed"
+
+
+class DriverError(Exception):
+    """The driver has refused or failed a call. The text is its reason."""
+
+
+class CudaDriver(Protocol):
+    """The checkpoint API. All methods raise DriverError."""
+
+    name: str
+
+    def state(self, pid: int) -> CudaState:
+        """The state of a process. A process that does not use CUDA has none, and is an error."""
+        ...
+
+    def lock(self, pid: int, limit_ms: int) -> None:
+        """Let further CUDA calls of the process wait. After `limit_ms` without success, the process runs on."""
+        ...
+
+    def checkpoint(self, pid: int) -> None:
+        """Copy the GPU memory of a locked process into its host memory, and give its GPUs up."""
+        ...
+
+    def restore(self, pid: int, gpus: Mapping[str, str]) -> None:
+        """Take GPUs, and copy the memory back. The process is locked then.
+
+        Args:
+            pid: the process, which is checkpointed.
+            gpus: for each GPU that the machine had then, by UUID, the GPU that takes its place; empty for the same.
+        """
+        ...
+
+    def unlock(self, pid: int) -> None:
+        """Let the CUDA calls of a locked process go on."""
+        ...
+
+
+class DriverLibrary:
+    """The driver by `cuda.bindings`, which PyTorch's packages with CUDA 13 bring."""
+
+    name = "cuda.bindings"
+
+    def __init__(self, bindings: Any) -> None:
+        """`bindings` is the module `cuda.bindings.driver`."""
+        self._bindings = bindings
+
+    def state(self, pid: int) -> CudaState:
+        """See `CudaDriver`."""
+        number = int(self._call("GetState", pid))
+        if not 0 <= number < len(CudaState):
+            raise DriverError(f"the driver reports the unknown state {number}")
+        return tuple(CudaState)[number]
+
+    def lock(self, pid: int, limit_ms: int) -> None:
+        """See `CudaDriver`."""
+        arguments = self._bindings.CUcheckpointLockArgs()
+        arguments.timeoutMs = limit_ms
+        self._call("Lock", pid, arguments)
+
+    def checkpoint(self, pid: int) -> None:
+        """See `CudaDriver`."""
+        self._call("Checkpoint", pid, None)
+
+    def restore(self, pid: int, gpus: Mapping[str, str]) -> None:
+        """See `CudaDriver`."""
+        if not gpus:
+            self._call("Restore", pid, None)
+            return
+        # The bindings copy each UUID from an address, so the bytes must live until then.
+        memory: list[Any] = []
+        pairs: list[Any] = []
+        for old, new in gpus.items():
+            pair = self._bindings.CUcheckpointGpuPair()
+            for field, uuid in (("oldUuid", old), ("newUuid", new)):
+                memory.append(ctypes.create_string_buffer(_uuid_bytes(uuid), 16))
+                setattr(pair, field, self._bindings.CUuuid(ctypes.addressof(memory[-1])))
+            pairs.append(pair)
+        arguments = self._bindings.CUcheckpointRestoreArgs()
+        arguments.gpuPairs = pairs
+        arguments.gpuPairsCount = len(pairs)
+        self._call("Restore", pid, arguments)
+
+    def unlock(self, pid: int) -> None:
+        """See `CudaDriver`."""
+        self._call("Unlock", pid, None)
+
+    def _call(self, action: str, *arguments: Any) -> Any:
+        name = f"cuCheckpointProcess{action}"
+        try:
+            code, *values = getattr(self._bindings, name)(*arguments)
+        except RuntimeError as error:  # the driver lacks the function
+            raise DriverError(str(error)) from error
+        if int(code) != 0:
+            raise DriverError(f"{name}: {getattr(code, 'name', code)}")
+        return values[0] if values else None
+
+
+class DriverTool:
+    """The driver by NVIDIA's program `cuda-checkpoint`.
+
+    Args:
+        path: the program.
+    """
+
+    name = TOOL
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def state(self, pid: int) -> CudaState:
+        """See `CudaDriver`."""
+        answer = self._run("--get-state", "--pid", str(pid))
+        with contextlib.suppress(ValueError):
+            return CudaState(answer.lower())
+        raise DriverError(f"{TOOL} reports the unknown state {answer!r}")
+
+    def lock(self, pid: int, limit_ms: int) -> None:
+        """See `CudaDriver`."""
+        self._run("--action", "lock", "--pid", str(pid), "--timeout", str(limit_ms))
+
+    def checkpoint(self, pid: int) -> None:
+        """See `CudaDriver`."""
+        self._run("--action", "checkpoint", "--pid", str(pid))
+
+    def restore(self, pid: int, gpus: Mapping[str, str]) -> None:
+        """See `CudaDriver`."""
+        if gpus:
+            raise DriverError(f"{TOOL} is used for the same GPUs only; other ones need the package cuda-bindings")
+        self._run("--action", "restore", "--pid", str(pid))
+
+    def unlock(self, pid: int) -> None:
+        """See `CudaDriver`."""
+        self._run("--action", "unlock", "--pid", str(pid))
+
+    def _run(self, *arguments: str) -> str:
+        try:
+            done = subprocess.run(
+                [self._path, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except OSError as error:
+            raise DriverError(f"{self._path}: {error.strerror}") from error
+        if done.returncode != 0:
+            lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise DriverError(f"{TOOL}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        return done.stdout.strip()
+
+
+def find_driver() -> CudaDriver:
+    """The way to the checkpoint API that this machine has.
+
+    Raises:
+        UnsupportedError: there is none; nothing was done.
+    """
+    named = os.environ.get(VARIABLE)
+    if not named:
+        bindings, _ = load_bindings()
+        if bindings is not None:
+            return DriverLibrary(bindings)
+    path = named or shutil.which(TOOL)
+    if path is None:
+        raise UnsupportedError(
+            "a process uses a GPU, and Safepoint cannot use the checkpoint API of NVIDIA's driver: "
+            f"{load_bindings()[1]}; nothing was done",
+            hint=INSTALL,
+        )
+    return DriverTool(path)
+
+
+def load_bindings() -> tuple[Any, str]:
+    """The module `cuda.bindings.driver`, and which CUDA the driver has; or None, and why it cannot be used."""
+    try:
+        bindings = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        return None, "the package cuda-bindings is not installed"
+    if not all(hasattr(bindings, f"cuCheckpointProcess{call}") for call in _CALLS):
+        return None, "the package cuda-bindings is too old"
+    try:
+        code, version = bindings.cuDriverGetVersion()
+    except RuntimeError:
+        return None, "there is no driver"
+    words = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    if int(code) != 0 or version < _LEAST_CUDA:
+        return None, f"the driver has {words}, and CUDA 12.8 (driver 570) is needed"
+    return bindings, words
+
+
+def _uuid_bytes(uuid: str) -> bytes:
+    return bytes.fromhex(uuid.removeprefix("GPU-").replace("-", ""))

@@ -1,0 +1,73 @@
+"""The GPUs of this machine: which there are, how much of their memory is used, and which take the place of others."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterable, Sequence
+
+from safepoint.errors import FreezeError
+
+_ANSWER_S = 10.0
+_MEBIBYTE = 1 << 20
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    """The UUIDs of all GPUs of this machine; empty if `nvidia-smi` does not answer."""
+    return tuple(row[0] for row in _query("--query-gpu=uuid"))
+
+
+def used_bytes(pids: Iterable[int]) -> int:
+    """The GPU memory of processes: an upper limit.
+
+    In a container, the driver may know the processes by other numbers. Then all used GPU memory counts.
+    """
+    wanted = set(pids)
+    found = {int(pid): int(used) for pid, used in _numbers("--query-compute-apps=pid,used_gpu_memory")}
+    if wanted <= found.keys():
+        return sum(found[pid] for pid in wanted) * _MEBIBYTE
+    return sum(int(used) for (used,) in _numbers("--query-gpu=memory.used")) * _MEBIBYTE
+
+
+def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str]:
+    """Which GPU takes the place of which; empty if all of them are there.
+
+    A GPU that is there keeps its place. The driver needs an entry for each GPU that the machine had, and checks that
+    the other GPUs are of the same kind.
+
+    Args:
+        recorded: the GPUs of the machine on which the processes were frozen.
+        present: those of this machine.
+
+    Raises:
+        FreezeError: this machine has fewer; nothing was restored.
+    """
+    if set(recorded) <= set(present):
+        return {}
+    free = [uuid for uuid in present if uuid not in recorded]
+    absent = [uuid for uuid in recorded if uuid not in present]
+    if len(free) < len(absent):
+        raise FreezeError(
+            f"the processes were frozen on a machine with {len(recorded)} GPUs, and this one has {len(present)}; "
+            "nothing was restored",
+            hint="restore the image on a machine with as many GPUs of the same kind",
+        )
+    return {uuid: uuid for uuid in recorded if uuid in present} | dict(zip(absent, free, strict=False))
+
+
+def _numbers(question: str) -> list[list[str]]:
+    return [row for row in _query(question, "nounits") if all(cell.isdecimal() for cell in row)]
+
+
+def _query(question: str, *more: str) -> list[list[str]]:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        answer = subprocess.run(
+            ["nvidia-smi", question, ",".join(("--format=csv", "noheader", *more))],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_ANSWER_S,
+        )
+        if answer.returncode == 0:
+            return [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+    return []
