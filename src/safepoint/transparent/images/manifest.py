@@ -194,7 +194,8 @@ class ImageManifest:
         machine: where the processes were frozen.
         parts: its process trees.
         files: every file but the manifest, sorted by path.
-        digest_read: the digest of the file from which the manifest was read; empty for a new manifest.
+        read_from: the bytes from which the manifest was read, with fields that only a later release knows; empty for a
+            new manifest.
     """
 
     file_name: ClassVar[str] = MANIFEST_NAME
@@ -205,7 +206,7 @@ class ImageManifest:
     machine: Machine
     parts: tuple[Part, ...]
     files: tuple[FileEntry, ...]
-    digest_read: str = field(default="", init=False, compare=False, repr=False)
+    read_from: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self, _IMAGE_KINDS)
@@ -265,8 +266,12 @@ class ImageManifest:
         return sum(one.num_stored for one in self.page_files)
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON, with a digest of itself; SaveError when it would be too large to be read."""
-        return seal(
+        """The canonical JSON, with a digest of itself; for a manifest that was read, the bytes that were read.
+
+        Raises:
+            SaveError: it would be too large to be read.
+        """
+        return self.read_from or seal(
             {
                 "format": FORMAT,
                 "version": VERSION,
@@ -282,11 +287,8 @@ class ImageManifest:
 
     @property
     def digest(self) -> str:
-        """The digest of `image.json`, by which newer images name this one.
-
-        It covers fields that only a later release knows: `to_bytes` does not write them again.
-        """
-        return self.digest_read or digest_bytes(self.to_bytes())
+        """The digest of `image.json`, by which newer images name this one."""
+        return digest_bytes(self.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ImageManifest":
@@ -307,7 +309,7 @@ class ImageManifest:
                     parts=tuple(map(_part, _list(record["parts"], MOST_PARTS))),
                     files=tuple(map(read_entry, _list(record["files"]))),
                 )
-                object.__setattr__(manifest, "digest_read", digest_bytes(data))
+                object.__setattr__(manifest, "read_from", data)
                 return manifest
         except ManifestError as error:
             raise ImageError(error.message, hint=error.hint) from error
