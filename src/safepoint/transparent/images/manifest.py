@@ -194,8 +194,8 @@ class ImageManifest:
         machine: where the processes were frozen.
         parts: its process trees.
         files: every file but the manifest, sorted by path.
-        read_from: the bytes from which the manifest was read, with fields that only a later release knows; empty for a
-            new manifest.
+        read_from: the bytes from which the manifest was read, also with fields that only a later release knows; empty
+            for a new manifest.
     """
 
     file_name: ClassVar[str] = MANIFEST_NAME
