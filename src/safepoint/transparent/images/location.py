@@ -2,10 +2,15 @@
 
 Promises: a folder is an image when its name is `image-N` and its manifest has this number; a chain that `chain`
 returns has the very images that the newest one names. One writer at a time.
+
+Images are written and restored by root. Another user who could write to the folder could read the memory in an image,
+lead root's writes to other files, or let root restore another program. So both are refused in such a folder. Reading
+an image executes nothing, and is allowed in every folder.
 """
 
 import contextlib
 import os
+import stat
 import uuid
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +19,7 @@ from safepoint.checkpoint.commit import FolderDestination, commit
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.checkpoint.format.sealed_record import MAX_RECORD_BYTES
 from safepoint.checkpoint.format.verify import Fault, compare_listing, list_files
-from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError
+from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError, UsageError
 from safepoint.foundation import files
 from safepoint.foundation.files import FolderLock
 from safepoint.foundation.processes import is_seeing_all
@@ -112,10 +117,15 @@ class ImageLocation:
         return compare_listing(manifest.files, found, extra=True)
 
     def parent(self) -> list[ImageManifest]:
-        """The chain that a new image may continue: that of the newest image, or none if it is full or invalid."""
+        """The chain that a new image may continue: that of the newest image.
+
+        None if it is full or invalid, or if another user may have written it.
+        """
         for name in self.names()[:1]:
-            with contextlib.suppress(ImageError):
-                chain = self.chain(self.read(name))
+            with contextlib.suppress(ImageError, UsageError, OSError):
+                manifest = self.read(name)
+                self.check_private(manifest)
+                chain = self.chain(manifest)
                 if len(chain) < MOST_CHAIN and not any(self.faults(one) for one in chain):
                     return chain
         return []
@@ -124,15 +134,31 @@ class ImageLocation:
         """The private folder for temporary files of a restore.
 
         Raises:
-            StorageError: the folder cannot be written to, or others may write to it.
+            StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(control, _PRIVATE)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+        _check_private(self.folder)
         _check_private(control)
         return control
+
+    def check_private(self, manifest: ImageManifest) -> None:
+        """Check that no other user can have written an image, or the images that it needs.
+
+        Raises:
+            UsageError: another user may have written one of them.
+            ImageError, OSError: one of them cannot be read.
+        """
+        for one in self.chain(manifest):
+            folder = self.path(one.name)
+            for path in (MANIFEST_NAME, *(entry.path for entry in one.files)):
+                _check_private((folder / path).parent)
+                if _may_be_written(folder / path):
+                    raise _of_others(folder / path)
 
     def _next_number(self) -> int:
         newest = max((number_of(name) or 0 for name in self.names()), default=0)
@@ -149,12 +175,14 @@ class ImageLocation:
 
         Raises:
             ConflictError: another process writes an image here.
-            StorageError: the folder cannot be written to, others may write to it, or no higher number is left.
+            StorageError: the folder cannot be written to, or no higher number is left.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(self.folder)
             no_links.make_folders(control, _PRIVATE)
+            _check_private(self.folder)
             _check_private(control)
             lock = FolderLock.acquire(control / "lock", {"pid": os.getpid()})
         except BlockingIOError as error:
@@ -204,18 +232,30 @@ class NewImage:
         commit(FolderDestination(self.folder, target, trash=None, is_durable=False), manifest)
 
 
-def _check_private(control: Path) -> None:
-    """Raise StorageError if other users could read or replace what is written to the folder.
+def _check_private(folder: Path) -> None:
+    """Check that no other user may write to `folder`, or replace it.
 
-    The commands run as root. CRIU writes its log and, if memory has no room, the memory of the processes into this
-    folder, and follows links. In a container this is not checked, because its processes trust each other.
+    Raises:
+        UsageError: another user may.
     """
-    if is_seeing_all() and may_be_replaced(control):
-        raise StorageError(
-            f"other users may write to {control}, or to a folder above it, and so could read the memory of the "
-            "processes, or make CRIU write to other files; nothing was done",
-            hint="name a folder to which only you may write",
-        )
+    if _may_be_written(folder) or may_be_replaced(folder, by_everyone=not is_seeing_all()):
+        raise _of_others(folder)
+
+
+def _may_be_written(path: Path) -> bool:
+    """Whether another user may write to a file or a folder. In a container, users and groups trust each other."""
+    status = path.stat(follow_symlinks=False)
+    if not is_seeing_all():
+        return bool(status.st_mode & stat.S_IWOTH)
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid not in {os.geteuid(), 0}
+
+
+def _of_others(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} or a folder above it belongs to another user, or others may write to it, so they could exchange "
+        "what is written or restored here; nothing was done",
+        hint="name a folder to which only you may write; copy an image that you trust there",
+    )
 
 
 def source_of(manifest: ImageManifest) -> Source:
