@@ -21,6 +21,7 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.copy import Progress
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.checkpoint.tools.obeyed_names import is_obeyed
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
 from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
@@ -189,7 +190,11 @@ def _model(
 ) -> list[SourceFile]:
     """The files of the model, in the layout that `from_pretrained` reads."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
-    beside = [path for path in folder.iterdir() if path.is_file() and _BESIDE.fullmatch(path.name)]
+    beside = [
+        path
+        for path in folder.iterdir()
+        if path.is_file() and _BESIDE.fullmatch(path.name) and not is_obeyed(path.name)
+    ]
     return [
         *(SourceFile(name, content) for name, content in gather(weights, known=known).items()),
         *(SourceFile(path.name, path.content, entries.get(path.name)) for path in beside),

@@ -11,6 +11,7 @@ from safepoint.answers.consequence import Action, actions_of
 from safepoint.answers.details import details_of
 from safepoint.answers.situation import sentence_of
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
+from safepoint.errors import printable
 from safepoint.foundation.processes import memory_of
 from safepoint.jobs.cluster.pods.pod_summary import PodSummary
 from safepoint.jobs.cluster.state import ClusterJob
@@ -126,7 +127,10 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
 
 
 def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:
-    """The metrics of a job as columns of numbers; null where a metric was not reported."""
+    """The metrics of a job as columns of numbers; null where a metric was not reported.
+
+    The names are those that the page shows: its script compares them.
+    """
     attempts: dict[int, int] = {}
     for point in points:
         attempts.setdefault(point.attempt, point.step)
@@ -134,7 +138,9 @@ def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:
         "steps": [point.step for point in points],
         "times": [point.time for point in points],
         "attempts": [{"attempt": number, "first_step": step} for number, step in attempts.items()],
-        "metrics": {name: [_rounded(point.values.get(name)) for point in points] for name in metric_names(points)},
+        "metrics": {
+            printable(name): [_rounded(point.values.get(name)) for point in points] for name in metric_names(points)
+        },
     }
 
 

@@ -125,7 +125,7 @@
   showLines();
 
   // ---- curves ----
-  const plots = new Map();
+  const plots = new Map(), asked = new Set();
   function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
   function resolved(name) {  // light-dark() in a custom property is resolved only where it is used
     const probe = document.createElement("span");
@@ -150,10 +150,10 @@
     } catch { return; }
     const line = resolved("--accent"), quiet = resolved("--muted"), grid = resolved("--line"), stop = resolved("--wait");
     const shown = new Set([...section.querySelectorAll("figure[data-metric]")].map((one) => one.dataset.metric));
-    const isNew = data.steps.length > 1 && Object.entries(data.metrics).some(([name, values]) =>
-      !shown.has(name) && values.filter((value) => value !== null).length > 1);
-    if (isNew && window.htmx && !section.dataset.asked) {  // the server draws the new curves, then this script again
-      section.dataset.asked = "yes";
+    const fresh = Object.keys(data.metrics).filter((name) => !shown.has(name) && !asked.has(name)
+      && data.metrics[name].filter((value) => value !== null).length > 1);
+    if (fresh.length && window.htmx) {  // the server draws the new curves, then this script again; once for each name
+      for (const name of fresh) asked.add(name);
       window.htmx.trigger(body, "measured");
       return;
     }

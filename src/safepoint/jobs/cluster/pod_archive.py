@@ -44,6 +44,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/planning",
         "safepoint/presentation",
         "safepoint/sdk",
+        "safepoint/testing",
         "safepoint/transparent",
     }
 )

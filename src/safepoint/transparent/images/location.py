@@ -29,6 +29,7 @@ from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.transparent.images.manifest import (
     MANIFEST_NAME,
     MOST_CHAIN,
+    MOST_NUMBER,
     ImageManifest,
     Source,
     image_name,
@@ -159,13 +160,22 @@ class ImageLocation:
                 if _may_be_written(folder / path):
                     raise _of_others(folder / path)
 
+    def _next_number(self) -> int:
+        newest = max((number_of(name) or 0 for name in self.names()), default=0)
+        if newest >= MOST_NUMBER:
+            raise StorageError(
+                f"{self.path(image_name(newest))} has the highest number of an image; nothing was frozen",
+                hint="move it away if it is no image of yours, or name another folder",
+            )
+        return newest + 1
+
     @contextlib.contextmanager
     def writing(self) -> Generator["NewImage"]:
         """Hold the location's lock, and make a working folder for a new image. It is deleted at the end.
 
         Raises:
             ConflictError: another process writes an image here.
-            StorageError: the folder cannot be written to.
+            StorageError: the folder cannot be written to, or no higher number is left.
             UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
@@ -188,8 +198,7 @@ class ImageLocation:
             working = control / f"work-{uuid.uuid4().hex}"
             no_links.make_folder(working, _PRIVATE)
             try:
-                number = max((number_of(name) or 0 for name in self.names()), default=0) + 1
-                yield NewImage(self, working, number)
+                yield NewImage(self, working, self._next_number())
             finally:
                 files.delete_tree(working)
         finally:

@@ -6,14 +6,15 @@ before a path in it is used. Not promised: that the files exist. `transparent.im
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, entry_record, is_digest, read_entry
 from safepoint.checkpoint.format.sealed_record import open_sealed, refusing_malformed, seal
 from safepoint.errors import ImageError, ManifestError
-from safepoint.foundation.field_types import FLAG, TEXT, Kind, check_fields, whole
+from safepoint.foundation import clock
+from safepoint.foundation.field_types import FLAG, Kind, check_fields, whole
 from safepoint.transparent.pages.layout import MOST_FILES, MOST_PAGES, MOST_PARTS, MOST_SOURCES
 from safepoint.transparent.pages.writer import regions_name, table_name
 
@@ -24,6 +25,9 @@ MOST_CHAIN = MOST_SOURCES + 1
 """How many images a chain may have, the newest included."""
 MOST_FILE_BYTES = 1 << 30
 """The largest file of CRIU, other than pages."""
+
+MOST_NUMBER = 10**9 - 1
+"""The highest number that the name of an image can have."""
 
 _IMAGE_NAME = re.compile(r"image-([1-9][0-9]{0,8})")
 _PART_NAME = re.compile(r"part-(0|[1-9][0-9]{0,3})")
@@ -57,6 +61,16 @@ def _is_short(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable()
 
 
+def _is_time(value: Any) -> bool:
+    if not _is_short(value):
+        return False
+    try:
+        clock.parse_utc(value)
+    except ValueError:
+        return False
+    return True
+
+
 _SHORT = Kind(words=f"at most {_MOST_TEXT} printable characters", fits=_is_short)
 _PAGES = whole(least=0, most=MOST_PAGES)
 _PAGE_FILE_KINDS = {
@@ -72,8 +86,8 @@ _GPU = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_GPUS = 256
 _MACHINE_KINDS = {"architecture": _SHORT, "kernel": _SHORT, "criu": _SHORT}
 _IMAGE_KINDS = {
-    "number": whole(least=1, most=10**9 - 1),
-    "created": TEXT,
+    "number": whole(least=1, most=MOST_NUMBER),
+    "created": Kind(words="a time, RFC 3339 UTC", fits=_is_time),
     "seed": whole(least=0, most=(1 << 64) - 1),
 }
 
@@ -180,6 +194,8 @@ class ImageManifest:
         machine: where the processes were frozen.
         parts: its process trees.
         files: every file but the manifest, sorted by path.
+        read_from: the bytes from which the manifest was read, also with fields that only a later release knows; empty
+            for a new manifest.
     """
 
     file_name: ClassVar[str] = MANIFEST_NAME
@@ -190,6 +206,7 @@ class ImageManifest:
     machine: Machine
     parts: tuple[Part, ...]
     files: tuple[FileEntry, ...]
+    read_from: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self, _IMAGE_KINDS)
@@ -249,8 +266,12 @@ class ImageManifest:
         return sum(one.num_stored for one in self.page_files)
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON, with a digest of itself; SaveError when it would be too large to be read."""
-        return seal(
+        """The canonical JSON, with a digest of itself; for a manifest that was read, the bytes that were read.
+
+        Raises:
+            SaveError: it would be too large to be read.
+        """
+        return self.read_from or seal(
             {
                 "format": FORMAT,
                 "version": VERSION,
@@ -279,7 +300,7 @@ class ImageManifest:
         try:
             record = open_sealed(data, name=FORMAT, version=VERSION)
             with refusing_malformed():
-                return cls(
+                manifest = cls(
                     number=record["number"],
                     created=record["created"],
                     seed=_seed(record["seed"]),
@@ -288,6 +309,8 @@ class ImageManifest:
                     parts=tuple(map(_part, _list(record["parts"], MOST_PARTS))),
                     files=tuple(map(read_entry, _list(record["files"]))),
                 )
+                object.__setattr__(manifest, "read_from", data)
+                return manifest
         except ManifestError as error:
             raise ImageError(error.message, hint=error.hint) from error
 

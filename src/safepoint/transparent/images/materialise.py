@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from safepoint.checkpoint.format.digest import digest_file
+from safepoint.checkpoint.format.digest import FileDigester, digest_bytes, digest_file
+from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ImageError, StorageError
 from safepoint.foundation.files import free_bytes
 from safepoint.foundation.shared_folders import no_links
@@ -17,9 +18,8 @@ from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.foundation.units import format_bytes
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest, is_criu_name, part_name
-from safepoint.transparent.images.store_dump import tables_of
-from safepoint.transparent.pages.layout import FIRST_SOURCE, PAGE_BYTES, THIS_IMAGE
-from safepoint.transparent.pages.older import num_stored_of
+from safepoint.transparent.images.store_dump import check_tables, open_tables, tables_of
+from safepoint.transparent.pages.layout import PAGE_BYTES, THIS_IMAGE
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap
 from safepoint.transparent.pages.reader import check_pages, restore_pages
 from safepoint.transparent.pages.regions import RegionFile
@@ -29,6 +29,8 @@ from safepoint.transparent.pages.writer import regions_name
 Progress = Callable[[int], None]
 _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
+_MOST_OPEN = 256
+"""If a chain has more page files, their regions are opened when they are read: a process may have few descriptors."""
 _MODE = 0o600
 
 
@@ -73,8 +75,8 @@ def materialise(
         StorageError: `target` has too little space.
         OSError: files cannot be read or written.
     """
-    # The table has the digest of each region, which is compared when the region is read.
-    with _opened(location, name, is_read=lambda path: not path.endswith(".regions")) as image:
+    # The digests of regions are compared when these are read, and those of CRIU's files when they are copied.
+    with _opened(location, name, is_read=lambda path: path.endswith(".table")) as image:
         needed = raw_bytes(image.manifest) + _SPARE_BYTES
         if free_bytes(target) < needed:
             raise StorageError(
@@ -87,7 +89,7 @@ def materialise(
         source = location.path(name)
         for entry in image.manifest.files:
             if is_criu_name(_base(entry.path)):
-                _copy(source / entry.path, target / entry.path)
+                _copy(source / entry.path, target / entry.path, entry)
         for (part, file), (table, files) in zip(image.tables, image.page_files(), strict=True):
             path = target / part_name(part) / f"pages-{file}.img"
             descriptor = no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
@@ -109,17 +111,15 @@ class _OpenImage:
         self._of_chain: dict[PageFileId, PageTable] = {}
         self._files: dict[PageFileId, RegionFile] = {}
         for distance, one in enumerate(self._chain):
-            image = THIS_IMAGE if distance == 0 else FIRST_SOURCE + distance - 1
-            for (part, file), table in (tables_of(location, one) if distance else self.tables).items():
-                self._of_chain[PageFileId(image, part, file)] = table
+            for (part, file), table in open_tables(location, one) if distance else self.tables.items():
+                self._of_chain[PageFileId(THIS_IMAGE + distance, part, file)] = table.without_pages()
 
     def open(self, stack: contextlib.ExitStack) -> None:
-        limits = num_stored_of(self._of_chain)
-        for table in self.tables.values():
-            table.check_runs(limits)
+        check_tables(self._chain, self.tables)
+        is_kept_open = len(self._of_chain) <= _MOST_OPEN
         for key, table in self._of_chain.items():
             folder = self._location.path(self._chain[key.image - THIS_IMAGE].name) / part_name(key.part)
-            self._files[key] = RegionFile(folder / regions_name(key.file), table)
+            self._files[key] = RegionFile(folder / regions_name(key.file), table, is_kept_open=is_kept_open)
             stack.callback(self._files[key].close)
 
     def page_files(self) -> list[tuple[PageTable, dict[PageFileId, RegionFile]]]:
@@ -135,7 +135,10 @@ class _OpenImage:
                 if entry.path != f"{folder}/{name}" or not name.startswith("pagemap-"):
                     continue
                 with open_regular(self._location.path(self.manifest.name) / entry.path) as file:
-                    pagemap = read_pagemap(file.read(MOST_BYTES + 1), entry.path)
+                    data = file.read(MOST_BYTES + 1)
+                if digest_bytes(data) != entry.digest:
+                    raise _altered(entry.path)
+                pagemap = read_pagemap(data, entry.path)
                 if pages_of.pop(pagemap.pages_id, 0) != pagemap.num_pages:
                     raise ImageError(f"{entry.path} and the table of its pages differ; the image was not used")
             if any(pages_of.values()):
@@ -170,14 +173,23 @@ def _check_digests(location: ImageLocation, manifest: ImageManifest, is_read: Ca
         path = location.path(manifest.name) / entry.path
         found = digest_file(path, expected_bytes=entry.size_bytes, expected_parts=entry.parts)
         if found.digest != entry.digest:
-            raise ImageError(f"{path} was altered after it was written: its digest does not match; it was not used")
+            raise _altered(path)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _altered(path: object) -> ImageError:
+    return ImageError(f"{path} was altered after it was written: its digest does not match; it was not used")
+
+
+def _copy(source: Path, target: Path, entry: FileEntry) -> None:
+    """Copy a file, and compare what was copied with its digest: another program may have changed the file."""
+    digester = FileDigester()
     descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
-        while piece := file.read(_CHUNK_BYTES):
+        while piece := file.read(min(_CHUNK_BYTES, entry.size_bytes + 1 - copy.tell())):
             copy.write(piece)
+            digester.update(memoryview(piece))
+    if FileEntry.of(entry.path, digester.result()) != entry:
+        raise _altered(source)
 
 
 def _base(path: str) -> str:

@@ -4,8 +4,10 @@ A region is one LZ4 block, or its raw bytes where LZ4 saves less than a sixteent
 LZ4 releases Python's global lock, so threads compress and decompress on several processors.
 """
 
+import contextlib
 import importlib
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,14 @@ def decompress(stored: bytes, size_bytes: int) -> bytes:
 class RegionFile:
     """The stored pages of one page file, read region by region. Several threads may read at the same time."""
 
-    def __init__(self, path: Path, table: PageTable) -> None:
+    def __init__(self, path: Path, table: PageTable, *, is_kept_open: bool = True) -> None:
         """Open the file of regions at `path`, which `table` describes.
+
+        Args:
+            path: the file.
+            table: its table.
+            is_kept_open: whether the file stays open until `close`. A file that is not is opened for each region,
+                because a process may have few descriptors.
 
         Raises:
             ImageError: it has another size than the table states, or another header.
@@ -62,15 +70,33 @@ class RegionFile:
         self._digests = table.regions["digest"]
         self._offsets = table.region_offsets()
         self._num_stored = table.header.num_stored
-        self._descriptor = open_file(path)
-        size_bytes = os.fstat(self._descriptor).st_size
-        if size_bytes != table.header.regions_bytes or self._read(0, len(REGIONS_HEADER)) != REGIONS_HEADER:
+        self._path = path
+        self._kept = open_file(path) if is_kept_open else None
+        with self._opened() as descriptor:
+            size_bytes = os.fstat(descriptor).st_size
+            is_described = (
+                size_bytes == table.header.regions_bytes
+                and self._read(descriptor, 0, len(REGIONS_HEADER)) == REGIONS_HEADER
+            )
+        if not is_described:
             self.close()
             raise ImageError(f"{self.name} is not the file of regions that {table.name} describes; it was not used")
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        if self._kept is not None:
+            os.close(self._kept)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[int]:
+        if self._kept is not None:
+            yield self._kept
+            return
+        descriptor = open_file(self._path)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def read(self, region: int) -> bytes:
         """The pages of a region; `region` is below the number of regions in the table.
@@ -79,16 +105,17 @@ class RegionFile:
             ImageError: the stored bytes were altered.
         """
         begin, end = int(self._offsets[region]), int(self._offsets[region + 1])
-        stored = self._read(begin, end - begin)
+        with self._opened() as descriptor:
+            stored = self._read(descriptor, begin, end - begin)
         if xxhash.xxh3_128_digest(stored) != self._digests[region].tobytes():
             raise ImageError(f"region {region} of {self.name} was altered after it was written; it was not used")
         num_pages = min(REGION_PAGES, self._num_stored - region * REGION_PAGES)
         return decompress(stored, num_pages * PAGE_BYTES)
 
-    def _read(self, offset: int, length: int) -> bytes:
+    def _read(self, descriptor: int, offset: int, length: int) -> bytes:
         pieces: list[bytes] = []
         while length:
-            piece = os.pread(self._descriptor, length, offset)
+            piece = os.pread(descriptor, length, offset)
             if not piece:
                 raise ImageError(f"{self.name} ends too early; it was not used")
             pieces.append(piece)
