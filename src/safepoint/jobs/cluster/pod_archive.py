@@ -31,6 +31,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/cli/commands/plan",
         "safepoint/dashboard",
         "safepoint/doctor",
+        "safepoint/foundation/shared_folders/secret_keys.py",
         "safepoint/jobs",
         "safepoint/notebook",
         "safepoint/planning",

@@ -1,0 +1,307 @@
+"""The images in an object store (docs/process-images.md).
+
+Promises: an image counts as being in the store exactly while its `image.json` is there, which is written last, on the
+condition that there is none. A writer first claims the number of its image, with an object in
+`.safepoint/images/claims`; two writers never write below one name. A writer that was declared dead writes nothing
+more. What is read was fetched to a private folder of this machine, and compared with the digests in the manifest.
+"""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+
+from safepoint.checkpoint.format.sealed_record import MAX_RECORD_BYTES
+from safepoint.checkpoint.format.verify import Fault, compare_listing
+from safepoint.checkpoint.remote.fetch import create_files, fetch, windows_of
+from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
+from safepoint.errors import (
+    CheckpointError,
+    ConditionError,
+    ConflictError,
+    ImageError,
+    ObjectNotFoundError,
+    SafepointError,
+)
+from safepoint.foundation import clock
+from safepoint.storage.store import ABSENT, Condition, Store, StoredObject
+from safepoint.transparent.images.location import ImageLocation, NewImage, Progress, newest_first
+from safepoint.transparent.images.manifest import MANIFEST_NAME, ImageManifest, image_name, number_of
+from safepoint.transparent.protection.keys import ImageKey
+
+CLAIMS = ".safepoint/images/claims"
+CLAIM_LIVES_S = 24 * 3600.0
+"""A claim that is older than that belongs to a writer that has died."""
+_NUM_TRIES = 20
+
+
+class ImageBucket(ImageLocation):
+    """The images below a prefix of an object store.
+
+    Args:
+        store: the store at the location.
+        folder: an existing private folder of this machine, to which files are fetched, and in which new images are
+            written before they are uploaded.
+        key, is_encrypting, only_authentic: see `ImageLocation`.
+        progress: called with the number of bytes that were uploaded since the last call.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        key: ImageKey | None = None,
+        *,
+        is_encrypting: bool = False,
+        only_authentic: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(folder, key, is_encrypting=is_encrypting, only_authentic=only_authentic)
+        self._store = store
+        self._progress = progress
+        self._fetched: set[tuple[str, str]] = set()
+
+    def names(self) -> list[str]:
+        """See `ImageLocation`."""
+        found = (item.key.partition("/") for item in self._store.list())
+        return newest_first(name for name, _, path in found if path == MANIFEST_NAME)
+
+    def where(self, name: str = "") -> str:
+        """See `ImageLocation`."""
+        return str(self._store.location.child(name) if name else self._store.location)
+
+    def manifest_bytes(self, name: str) -> bytes:
+        """See `ImageLocation`."""
+        try:
+            return bytes(self._store.read(f"{name}/{MANIFEST_NAME}", most_bytes=MAX_RECORD_BYTES))
+        except ObjectNotFoundError as error:
+            raise ImageError(f"{self.where(name)} has no {MANIFEST_NAME}, so it is no image") from error
+
+    def faults(self, manifest: ImageManifest) -> list[Fault]:
+        """See `ImageLocation`. Other objects below the name are ignored: they are never fetched."""
+        begin = len(manifest.name) + 1
+        found = {item.key[begin:]: item.size_bytes for item in self._store.list(manifest.name)}
+        return compare_listing(manifest.files, found)
+
+    def fetch(
+        self, manifest: ImageManifest, is_needed: Callable[[str], bool], *, progress: Progress | None = None
+    ) -> None:
+        """See `ImageLocation`. Each file is fetched once."""
+        name = manifest.name
+        entries = [
+            entry for entry in manifest.files if is_needed(entry.path) and (name, entry.path) not in self._fetched
+        ]
+        if not entries:
+            return
+        try:
+            create_files(entries, self.path(name))
+            fetch(self._store, name, windows_of(entries), self.path(name), progress=progress)
+        except CheckpointError as error:
+            raise ImageError(f"{self.where(name)} is damaged: {error.message}", hint=error.hint) from error
+        self._fetched |= {(name, entry.path) for entry in entries}
+
+    @contextlib.contextmanager
+    def leased(self, names: Iterable[str]) -> Generator[None]:
+        """See `ImageLocation`. Objects cannot be locked: a reader of a deleted image ends with an error."""
+        yield
+
+    def is_in_use(self, name: str) -> bool:
+        """See `ImageLocation`."""
+        return False
+
+    @contextlib.contextmanager
+    def writing(self, number: int | None = None) -> Generator[NewImage]:
+        """See `ImageLocation`. The image is uploaded when it is committed."""
+        claim = self._claim(number)
+        destination: _BucketDestination | None = None
+
+        def into(folder: Path) -> _BucketDestination:
+            nonlocal destination
+            destination = _BucketDestination(self._store, claim, folder, self._progress)
+            return destination
+
+        with self._working(self.control_folder()) as working:
+            image = NewImage(self, working, claim.number, into)
+            assert destination is not None
+            try:
+                yield image
+            except BaseException:
+                destination.discard()
+                raise
+            claim.release()
+
+    def _claim(self, number: int | None) -> "Claim":
+        """Claim a number: this one, or the next one."""
+        for _ in range(_NUM_TRIES):
+            wanted = number or self._next_number()
+            try:
+                return Claim.take(self._store, wanted)
+            except ConditionError as error:
+                if number is not None:
+                    raise ConflictError(
+                        f"another process writes or deletes {self.where(image_name(number))}; nothing was done",
+                        hint="wait for it; if it has died, `safepoint images prune` deletes what it has left after "
+                        "a day",
+                    ) from error
+        raise ConflictError(
+            f"other processes claim each number of an image in {self.where()}; nothing was frozen",
+            hint="try again, or name another location",
+        )
+
+    def _next_number(self) -> int:
+        claimed = (number_of(name) or 0 for name in claims(self._store))
+        return max(super()._next_number(), *(number + 1 for number in claimed), 1)
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[Path]:
+        """See `ImageLocation`: checks that no process writes an image, and deletes what writers have left.
+
+        A process that begins to write afterwards continues the chain of the newest image, which always stays.
+        """
+        for name, item in claims(self._store).items():
+            if clock.wall_s() - item.modified_s < CLAIM_LIVES_S:
+                raise ConflictError(
+                    f"another process writes or deletes {self.where(name)}; nothing was done",
+                    hint="wait for it; what a process that has died has left is deleted after a day",
+                )
+            claim = Claim.take(self._store, number_of(name) or 0, condition=Condition(version=item.version))
+            if name not in self.names():
+                claim.delete_objects()
+            claim.release()
+        yield self.control_folder()
+
+    def delete(self, name: str) -> None:
+        """See `ImageLocation`."""
+        claim = self._claim(number_of(name))
+        self._store.delete(f"{name}/{MANIFEST_NAME}")
+        claim.delete_objects()
+        claim.release()
+
+
+def claims(store: Store) -> dict[str, StoredObject]:
+    """The images that are being written or deleted, or that a process has left in the middle of that, by name."""
+    found = {item.key.removeprefix(f"{CLAIMS}/"): item for item in store.list(CLAIMS)}
+    return {name: item for name, item in found.items() if number_of(name) is not None}
+
+
+class Claim:
+    """The right of this process to write or delete one image. Make it with `take`.
+
+    Args:
+        store: the store at the location.
+        number: the number of the image.
+        version: the version of the claim's object.
+    """
+
+    def __init__(self, store: Store, number: int, version: str) -> None:
+        self.number = number
+        self._store = store
+        self._version = version
+
+    @classmethod
+    def take(cls, store: Store, number: int, *, condition: Condition = ABSENT) -> "Claim":
+        """Claim a number.
+
+        Raises:
+            ConditionError: another process has claimed it.
+        """
+        return cls(store, number, store.write(_key(number), _content(), condition=condition))
+
+    def check(self) -> None:
+        """Check that no other process has taken the claim.
+
+        Raises:
+            ConflictError: one has.
+        """
+        with contextlib.suppress(ObjectNotFoundError):
+            if self._store.stat(_key(self.number)).version == self._version:
+                return
+        raise self._taken()
+
+    def renew(self) -> None:
+        """Check the claim, and make it as young as a new one.
+
+        Raises:
+            ConflictError: another process has taken it.
+        """
+        try:
+            self._version = self._store.write(
+                _key(self.number), _content(), condition=Condition(version=self._version)
+            )
+        except ConditionError as error:
+            raise self._taken() from error
+
+    def _taken(self) -> ConflictError:
+        return ConflictError(
+            f"writing {self._store.location.child(image_name(self.number))} has taken more than a day, and another "
+            "process has deleted its files; there is no image",
+            hint="start again",
+        )
+
+    def delete_objects(self) -> None:
+        """Delete everything below the name of the image, and what is being uploaded there."""
+        name = image_name(self.number)
+        self._store.sweep(only=lambda key: key.startswith(f"{name}/"))
+        for item in list(self._store.list(name)):
+            self._store.delete(item.key)
+
+    def release(self) -> None:
+        """Delete the claim. If that fails, `pruning` deletes it after a day."""
+        with contextlib.suppress(SafepointError):
+            self.check()
+            self._store.delete(_key(self.number))
+
+
+def _key(number: int) -> str:
+    return f"{CLAIMS}/{image_name(number)}"
+
+
+def _content() -> bytes:
+    """Unique, because the version of an object may depend on its content only."""
+    return json.dumps({"since": clock.utc_now(), "pid": os.getpid(), "unique": uuid.uuid4().hex}).encode()
+
+
+class _BucketDestination:
+    """The prefix of one image; see `safepoint.checkpoint.commit.Destination`."""
+
+    def __init__(self, store: Store, claim: Claim, folder: Path, progress: Progress | None) -> None:
+        self._store = store
+        self._claim = claim
+        self._name = image_name(claim.number)
+        self._folder = folder
+        self._progress = progress
+        self._data = b""
+        self._is_left = False
+        """Whether there is a manifest, so that nothing may be deleted."""
+
+    def prepare(self, record: ImageManifest | None) -> None:
+        """Upload the files."""
+        assert record is not None
+        for entry in record.files:
+            file = SourceFile(entry.path, self._folder / entry.path, entry, below=self._folder)
+            key = f"{self._name}/{entry.path}"
+            upload_verified(self._store, key, file, fence=self._claim.check, progress=self._progress)
+        self._data = record.to_bytes()
+
+    def publish(self) -> None:
+        """Write the manifest, on the condition that there is none."""
+        self._claim.renew()
+        try:
+            self._store.write(f"{self._name}/{MANIFEST_NAME}", self._data, condition=ABSENT)
+        except ConditionError as error:
+            self._is_left = True
+            raise ConflictError(
+                f"another process has written {self._store.location.child(self._name)}; nothing was committed",
+                hint="let one process at a time write there",
+            ) from error
+        self._is_left = True
+
+    def discard(self) -> None:
+        """Delete what was uploaded, unless it is committed. What cannot be deleted now stays claimed."""
+        with contextlib.suppress(SafepointError):
+            self._claim.check()
+            if not self._is_left:
+                self._claim.delete_objects()
+            self._claim.release()
