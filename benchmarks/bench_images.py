@@ -66,16 +66,16 @@ def training(shape: str, folder: Path) -> Iterator[int]:
             time.sleep(0.1)
         yield process.pid
     finally:
-        end(process.pid)
+        end()
 
 
 def steps(out: Path) -> list[str]:
     return out.read_text().splitlines() if out.exists() else []
 
 
-def end(root: int) -> None:
-    """End a tree. Its processes are children of this one, or of one of them, so that all can be waited for."""
-    for pid in processes_of(root):
+def end() -> None:
+    """End everything that was started or restored: it is below this process, and nothing else is."""
+    for pid in processes_of(os.getpid())[1:]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
@@ -115,23 +115,19 @@ def measure(criu: Criu, shape: str, options: argparse.Namespace) -> list[str]:
             for one in processes_of(pid):
                 os.kill(one, signal.SIGCONT)
             found = freeze_tree(criu, pid, location, is_running_after=False)
-            end(pid)
+            end()
             manifest = found.manifest
             restored: dict[str, list[float]] = {"stock CRIU": [], "safepoint": [], "of it, reading": [], "copy": []}
             size, target = raw_bytes(manifest), Path(memory) / "target"
             for _ in range(options.rounds):
-                roots: list[int] = []
                 log = Path(memory) / "restore.log"
-
-                def stock(log: Path = log, roots: list[int] = roots) -> None:
-                    roots.append(tree_dump.restore(criu, raw, log=log, is_in_session_of_other=False).pid)
-
-                def ours(roots: list[int] = roots) -> None:
-                    roots.append(thaw_image(criu, location, manifest.name).pid)
-
-                for name, work in (("stock CRIU", stock), ("safepoint", ours)):
+                works = {
+                    "stock CRIU": lambda log=log: tree_dump.restore(criu, raw, log=log, is_in_session_of_other=False),
+                    "safepoint": lambda: thaw_image(criu, location, manifest.name),
+                }
+                for name, work in works.items():
                     restored[name].append(timed(work))
-                    end(roots[-1])
+                    end()
                 target.mkdir()
                 restored["of it, reading"].append(timed(lambda: materialise(location, manifest.name, target)))
                 shutil.rmtree(target)

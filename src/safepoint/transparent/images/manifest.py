@@ -323,7 +323,7 @@ class ImageManifest:
                 "machine": _machine_record(self.machine),
                 "parts": [{**_plain(part), "page_files": [*map(_plain, part.page_files)]} for part in self.parts],
                 "files": [entry_record(entry) for entry in self.files],
-                "protection": None if self.protection is None else _plain(self.protection),
+                **({} if self.protection is None else {"protection": _plain(self.protection)}),
             }
         )
 
@@ -407,6 +407,10 @@ def _part(record: Mapping[str, Any]) -> Part:
     return Part(**stated)
 
 
+def _protection(record: Any) -> ProtectionFacts | None:
+    return None if record is None else ProtectionFacts(**_only(ProtectionFacts, record))
+
+
 def _machine_record(machine: Machine) -> dict[str, Any]:
     """Without GPUs the field is absent: images of earlier commits keep the digest by which others name them."""
     record = _plain(machine)
@@ -420,10 +424,6 @@ def _machine(record: Mapping[str, Any]) -> Machine:
         raise TypeError("gpus must be a list")
     stated: dict[str, Any] = _only(Machine, {**record, "gpus": tuple(cast("list[str]", gpus))})
     return Machine(**stated)
-
-
-def _protection(record: Any) -> ProtectionFacts | None:
-    return None if record is None else ProtectionFacts(**_only(ProtectionFacts, record))
 
 
 def _seed(text: Any) -> int:

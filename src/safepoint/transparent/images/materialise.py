@@ -211,6 +211,8 @@ def _protection(location: ImageLocation, manifest: ImageManifest, path: str) -> 
 
 def _copy(source: ProtectedFile, target: Path, entry: FileEntry) -> None:
     """Copy the content of a file, and check what was copied: another program may have changed the file."""
+    if source.stored_bytes != entry.size_bytes:
+        raise _altered(entry.path)
     digester = FileDigester()
     descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(descriptor, "wb") as copy:

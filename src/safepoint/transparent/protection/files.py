@@ -142,7 +142,8 @@ class ProtectedFile:
             self.close()
             raise ImageError(f"{path} has {stored_bytes} bytes, which no protected file has; it was not used")
         self._num_chunks = _num_chunks(self.size_bytes)
-        self._tag_bytes = stored_bytes - self.size_bytes
+        self.stored_bytes = stored_bytes
+        """How many bytes it has with its tags."""
 
     def close(self) -> None:
         """Close the file."""
@@ -187,7 +188,7 @@ class ProtectedFile:
 
     def tags(self) -> bytes:
         """What is stored after the content."""
-        return self._pread(self.size_bytes, self._tag_bytes)
+        return self._pread(self.size_bytes, self.stored_bytes - self.size_bytes)
 
     def content(self) -> "mmap.mmap | bytes":
         """The whole content. It is mapped if the file is not encrypted, and takes memory otherwise.
