@@ -269,13 +269,7 @@ class ImageLocation:
             )
 
     def _next_number(self) -> int:
-        newest = max((number_of(name) or 0 for name in self.names()), default=0)
-        if newest >= MOST_NUMBER:
-            raise StorageError(
-                f"{self.where(image_name(newest))} has the highest number of an image; nothing was frozen",
-                hint="move it away if it is no image of yours, or name another location",
-            )
-        return newest + 1
+        return next_number(self.where, self.names())
 
     @contextlib.contextmanager
     def _working(self, control: Path) -> Generator[Path]:
@@ -356,6 +350,25 @@ class NewImage:
             SafepointError, OSError: nothing was committed.
         """
         commit(self._destination, manifest)
+
+
+def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
+    """The number of a new image.
+
+    Args:
+        where: see `ImageLocation.where`.
+        names: the names that are in use; others than those of images are ignored.
+
+    Raises:
+        StorageError: there is no higher number.
+    """
+    newest = max((number_of(name) or 0 for name in names), default=0)
+    if newest >= MOST_NUMBER:
+        raise StorageError(
+            f"{where(image_name(newest))} has the highest number of an image; nothing was frozen",
+            hint="move it away if it is no image of yours, or name another location",
+        )
+    return newest + 1
 
 
 def newest_first(names: Iterable[str]) -> list[str]:

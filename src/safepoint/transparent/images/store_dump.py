@@ -190,9 +190,7 @@ def check_tables(chain: Sequence[ImageManifest], tables: Mapping[tuple[int, int]
         for facts in part.page_files:
             table = tables[number, facts.file]
             if table.check_runs(num_stored) != (facts.num_zero, facts.num_stored, facts.num_equal):
-                raise ImageError(
-                    f"{table.name} has other pages than {chain[0].name} states, such as more zero ones; it was not used"
-                )
+                raise ImageError(f"{table.name} has other pages than {chain[0].name} states; it was not used")
 
 
 def _read_pagemaps(folder: Path) -> dict[int, int]:
