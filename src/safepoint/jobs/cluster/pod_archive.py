@@ -37,6 +37,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/planning",
         "safepoint/presentation",
         "safepoint/sdk",
+        "safepoint/testing",
         "safepoint/transparent",
     }
 )
