@@ -84,7 +84,7 @@ test-images: $(INSTALLED) ## process images of real processes, with CRIU from De
 
 test-images-core: $(INSTALLED) ## of these: frozen and restored bit for bit, whose an image is, damage and a full disk (3 minutes)
 	if $(MAKE) install-images; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images \
-	  -k 'goes_on_bit_for_bit or another_key or damaged or full_folder'; fi
+	  -k 'on_bit_for_bit or another_key or damaged or full_folder'; fi
 
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi

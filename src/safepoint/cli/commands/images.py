@@ -291,12 +291,14 @@ def prune(
     document = {
         "deleted": [{"name": one.name, "size_bytes": one.size_bytes} for one in found.deleted],
         "needed": list(found.needed),
+        "unreadable": list(found.unreadable),
         "failed": [{"name": name, "reason": reason} for name, reason in found.failed],
         "is_dry_run": dry_run,
     }
     word = "would be deleted" if dry_run else "deleted"
     lines = [f"{location.where(one.name)}: {word} ({format_bytes(one.size_bytes)})" for one in found.deleted]
-    lines += [f"{name} stays, because a kept image needs it" for name in found.needed]
+    lines += [f"{name} stays, because a kept image needs it, or may need it" for name in found.needed]
+    lines += [f"{name} cannot be read: it may need all older images, so they stay" for name in found.unreadable]
     print_answer(as_json, document, lines or ["nothing to delete"])
     for name, reason in found.failed:
         raise StorageError(

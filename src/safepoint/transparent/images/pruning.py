@@ -7,7 +7,7 @@ that is older, so those stay, too.
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.errors import ImageError
@@ -23,12 +23,14 @@ class Pruned:
 
     Args:
         deleted: the images that are gone, newest first.
-        needed: the images that no policy keeps, but an image that stays needs.
+        needed: the images that no policy keeps, but an image that stays needs, or may need.
+        unreadable: the images whose manifests cannot be read, newest first: they may need any older image.
         failed: those that could not be deleted, each with the reason.
     """
 
     deleted: tuple[ImageManifest, ...] = ()
     needed: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
 
@@ -45,31 +47,30 @@ def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bo
         StorageError: the location cannot be used.
     """
     if is_dry_run:
-        doomed, needed = _superseded(location, policies)
-        return Pruned(deleted=tuple(doomed), needed=needed)
+        return _plan(location, policies)
     deleted: list[ImageManifest] = []
     failed: list[tuple[str, str]] = []
     with location.locked():
-        doomed, needed = _superseded(location, policies)
-        for one in doomed:
+        plan = _plan(location, policies)
+        for one in plan.deleted:
             try:
                 location.delete(one.name)
             except OSError as error:
                 failed.append((one.name, error.strerror or str(error)))
                 break  # the older ones may be needed by this one
             deleted.append(one)
-    return Pruned(deleted=tuple(deleted), needed=needed, failed=tuple(failed))
+    return replace(plan, deleted=tuple(deleted), failed=tuple(failed))
 
 
-def _superseded(location: ImageLocation, policies: Sequence[Policy]) -> tuple[list[ImageManifest], tuple[str, ...]]:
-    """The images to delete, newest first, and those that only stay because others need them."""
+def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
+    """What would be deleted, and what stays only because other images need it."""
     manifests: dict[str, ImageManifest] = {}
-    unreadable = 0
+    unreadable: list[str] = []
     for name in location.names():
         try:
             manifests[name] = location.read(name)
         except ImageError:
-            unreadable = max(unreadable, number_of(name) or 0)
+            unreadable.append(name)
     candidates = [
         Candidate(
             step=manifest.number,
@@ -89,9 +90,13 @@ def _superseded(location: ImageLocation, policies: Sequence[Policy]) -> tuple[li
     superseded = select_superseded(candidates, policies, now_s=clock.wall_s(), is_good=is_good)
     chosen = {image_name(number) for number in superseded}
     needed = {source.name for name in manifests.keys() - chosen for source in manifests[name].sources}
-    needed |= {name for name in chosen if (number_of(name) or 0) < unreadable}
-    doomed = [manifest for name, manifest in manifests.items() if name in chosen - needed]
-    return doomed, tuple(name for name in manifests if name in chosen & needed)
+    newest_unreadable = max((number_of(name) or 0 for name in unreadable), default=0)
+    needed |= {name for name in chosen if (number_of(name) or 0) < newest_unreadable}
+    return Pruned(
+        deleted=tuple(manifest for name, manifest in manifests.items() if name in chosen - needed),
+        needed=tuple(name for name in manifests if name in chosen & needed),
+        unreadable=tuple(unreadable),
+    )
 
 
 def _created_s(manifest: ImageManifest) -> float:

@@ -9,6 +9,7 @@ from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.protection.keys import ImageKey
 from tests.support.commands import safepoint
 from tests.support.criu_images import add_image
+from tests.support.moto_server import MotoServer
 
 
 @pytest.fixture
@@ -89,6 +90,7 @@ def test_images_are_pruned(images: Path, tmp_path: Path) -> None:
     assert (found["deleted"], found["needed"]) == ([], ["image-1"])
     assert "image-1 stays" in safepoint("images", "prune", images, "--keep", "newest=1").stdout
     (images / "image-2" / "image.json").unlink()
+    assert "image-2 cannot be read" in safepoint("images", "prune", images, "--keep", "newest=1").stdout
     add_image(ImageLocation(images), tmp_path / "dump-3", {100: b"x" * 4096})
     (images / "image-2").rename(tmp_path / "image-2")
     dry = safepoint("images", "prune", images, "--keep", "newest=1", "--dry-run").stdout
@@ -123,3 +125,30 @@ def test_images_say_whose_key_they_have(tmp_path: Path) -> None:
     assert found.code == 14
     assert "encrypted with another key" in found.document[0]["fault"]
     assert safepoint("images", "verify", images, "--key", tmp_path / "none").code == 13
+
+
+def test_images_in_a_bucket(images: Path, tmp_path: Path, moto: MotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same commands; what they fetch is deleted at their end."""
+    for name, value in {**moto.variables, "TMPDIR": str(tmp_path / "temporary")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    place = str(moto.location("images-of-commands"))
+    assert safepoint("images", "copy", images, place).code == 0
+    assert [one["path"] for one in safepoint("images", "list", place, "--json").document] == [
+        f"{place}/image-2",
+        f"{place}/image-1",
+    ]
+    assert f"{place}/image-2: python" in safepoint("images", "show", place).stdout
+    assert safepoint("images", "verify", f"{place}/image-2", "--deep").code == 0
+    assert "image-1 stays" in safepoint("images", "prune", place, "--keep", "newest=1").stdout
+    assert safepoint("images", "copy", f"{place}/image-2", tmp_path / "back").code == 0
+    assert safepoint("images", "verify", tmp_path / "back", "--deep").code == 0
+    assert safepoint("images", "verify", f"{place}/nowhere").code == 14
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_places_that_are_refused(images: Path) -> None:
+    """A single image where a location is needed, and what is no location."""
+    assert "single image" in safepoint("images", "list", images / "image-1").stderr
+    assert safepoint("images", "list", "s3:/x").code == 2
+    assert safepoint("images", "list", "ftp://x/y").code == 2

@@ -299,6 +299,8 @@ def test_the_newest_valid_image_stays(opened: Open, tmp_path: Path) -> None:
     (folder / "image-5" / MANIFEST_NAME).write_bytes(b"{}")
     add_complete(opened, tmp_path, range(6, 8))
     assert names_after(opened(), "newest=1") == [4, 5, 7]
+    found = prune(opened(), parse_policies("newest=1"))
+    assert (found.needed, found.unreadable) == (("image-4",), ("image-5",))
 
 
 def test_an_image_that_is_read_stays(tmp_path: Path) -> None:
