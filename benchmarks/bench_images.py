@@ -38,6 +38,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tests" / "programs" / "frozen_training.py"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safepoint" / "tests" / "criu" / "criu"
 _PR_SET_CHILD_SUBREAPER = 36
+_PORT = 29_733
+"""Where the ranks find each other."""
+_TIME_WAIT = "06"
 _LAUNCHER = """
 import os, subprocess, sys
 ranks = [subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": rank}) for rank in "01"]
@@ -54,7 +57,12 @@ def training(shape: str, folder: Path) -> Iterator[int]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
     if shape == "ddp":
         words = [sys.executable, "-c", _LAUNCHER, *words[1:]]
-        environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29733", "GLOO_SOCKET_IFNAME": "lo"}
+        environ |= {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_PORT),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             words, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
@@ -81,6 +89,14 @@ def end() -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
+    # For a minute, the kernel keeps the addresses of connections that were closed, and CRIU could not use them.
+    while any(_is_closing(line) for line in Path("/proc/net/tcp").read_text().splitlines()[1:]):
+        time.sleep(1)
+
+
+def _is_closing(line: str) -> bool:
+    local, remote, state = line.split()[1:4]
+    return state == _TIME_WAIT and f":{_PORT:04X}" in f"{local} {remote}"
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -75,7 +75,6 @@ def test_one_writer_of_a_number(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.raises(ConflictError, match="another process"):
         prune(bucket.open(), parse_policies("newest=1"))
     bucket.store.delete(".safepoint/images/claims/image-1")
-    bucket.store.write("image-3/image.json", b"of a writer without a claim")
     with pytest.raises(ConflictError, match="has written"):
         commit_third(bucket, tmp_path)
     assert bytes(bucket.store.read("image-3/image.json")) == b"of a writer without a claim"
@@ -86,5 +85,6 @@ def commit_third(bucket: Bucket, tmp_path: Path) -> None:
     from tests.support.criu_images import MACHINE, dump
 
     with bucket.open().writing(3) as image:
+        bucket.store.write("image-3/image.json", b"of a writer without a claim")
         folder = dump(tmp_path / "dump-3", {100: random_pages(3, 2)})
         image.commit(store_dumps(image, [Dump(folder=folder, root_pid=100, program="python")], MACHINE))

@@ -124,7 +124,7 @@ class ImageBucket(ImageLocation):
     @contextlib.contextmanager
     def writing(self, number: int | None = None) -> Generator[NewImage]:
         """See `ImageLocation`. The image is uploaded when it is committed."""
-        claim = self._claim(number)
+        claim = self._claim_new(number)
         destination: _BucketDestination | None = None
 
         def into(folder: Path) -> _BucketDestination:
@@ -142,22 +142,31 @@ class ImageBucket(ImageLocation):
                 raise
             claim.release()
 
-    def _claim(self, number: int | None) -> "Claim":
-        """Claim a number: this one, or the next one."""
+    def _claim_new(self, number: int | None) -> "Claim":
+        """Claim the number of an image that does not exist: this one, or the next one."""
         for _ in range(_NUM_TRIES):
             wanted = number or self._next_number()
             try:
-                return Claim.take(self._store, wanted)
+                claim = Claim.take(self._store, wanted)
             except ConditionError as error:
                 if number is not None:
-                    raise ConflictError(
-                        f"another process writes or deletes {self.where(image_name(number))}; nothing was done",
-                        hint="wait for it; if it has died, `safepoint images prune` deletes what it has left after "
-                        "a day",
-                    ) from error
+                    raise self._is_claimed(number) from error
+                continue
+            # Its writer may have committed it, and released its claim, since the names were listed.
+            if image_name(wanted) not in self.names():
+                return claim
+            claim.release()
+            if number is not None:
+                break
         raise ConflictError(
-            f"other processes claim each number of an image in {self.where()}; nothing was frozen",
+            f"other processes write the same images to {self.where()}; nothing was done",
             hint="try again, or name another location",
+        )
+
+    def _is_claimed(self, number: int) -> ConflictError:
+        return ConflictError(
+            f"another process writes or deletes {self.where(image_name(number))}; nothing was done",
+            hint="wait for it; if it has died, `safepoint images prune` deletes what it has left after a day",
         )
 
     def _next_number(self) -> int:
@@ -185,7 +194,11 @@ class ImageBucket(ImageLocation):
 
     def delete(self, name: str) -> None:
         """See `ImageLocation`."""
-        claim = self._claim(number_of(name))
+        number = number_of(name) or 0
+        try:
+            claim = Claim.take(self._store, number)
+        except ConditionError as error:
+            raise self._is_claimed(number) from error
         manifest = ImageManifest.from_bytes(self.manifest_bytes(name))
         claim.renew({entry.path: entry.size_bytes for entry in manifest.files}, are_there=True)
         self._store.delete(f"{name}/{MANIFEST_NAME}")

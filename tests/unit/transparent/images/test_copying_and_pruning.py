@@ -145,6 +145,26 @@ def test_two_writers_of_a_store(tmp_path: Path) -> None:
     check(opened(), tmp_path, 2)
 
 
+def test_a_number_that_was_committed_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer has listed the images; then another one commits the next number, and releases its claim."""
+    opened = opener("store", tmp_path)
+    add(opened(), tmp_path, 1)
+    before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    next_number, calls = ImageBucket._next_number, list[int]()
+
+    def stale(self: ImageBucket) -> int:
+        calls.append(next_number(self))
+        return 1 if len(calls) == 1 else calls[-1]
+
+    monkeypatch.setattr(ImageBucket, "_next_number", stale)
+    add(opened(), tmp_path, 2)
+    assert opened().names() == ["image-2", "image-1"]
+    assert {path: path.read_bytes() for path in before} == before
+    with pytest.raises(ConflictError, match="same images"), opened().writing(1):
+        pass
+    assert claims(store_of(tmp_path)) == {}
+
+
 def test_a_writer_that_was_declared_dead_commits_nothing(tmp_path: Path) -> None:
     """Its claim was more than a day old, and `prune` has deleted its files."""
     opened = opener("store", tmp_path)
