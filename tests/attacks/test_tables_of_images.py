@@ -97,7 +97,7 @@ def test_the_space_for_the_pages_is_known_before(
     as_equal = replace(part.page_files[0], num_pages=num_pages, num_equal=num_pages - _NUM_PAGES)
     for facts in (as_zero, as_equal):
         seal_again(location, manifest, parts=(replace(part, page_files=(facts,)),))
-        with pytest.raises(ImageError, match="other numbers of zero and equal pages"):
+        with pytest.raises(ImageError, match="other pages than"):
             verify(location, "image-1", deep=False)
     assert raw_bytes(location.read("image-1")) > num_pages * 4096
     monkeypatch.setattr(materialise_module, "check_tables", lambda *_: None)

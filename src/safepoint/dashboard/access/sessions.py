@@ -13,20 +13,18 @@ import base64
 import enum
 import hashlib
 import hmac
-import os
 import secrets
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from safepoint.errors import StorageError
 from safepoint.foundation import clock
-from safepoint.foundation.environment import open_trusted
+from safepoint.foundation.shared_folders.secret_keys import load_or_make_key
 from safepoint.jobs.local.paths import make_private
 
+_TOKEN_BYTES = 32
 LASTS_S = 12 * 3600
 """How long a session lasts, in seconds."""
-_KEY_BYTES = 32
 _VERSION = "v2"
 
 
@@ -75,7 +73,7 @@ class Sessions:
 
     def new_link(self, role: Role) -> str:
         """A token that `exchange` accepts once."""
-        token = secrets.token_urlsafe(_KEY_BYTES)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
         with self._lock:
             self._links[_digest(token)] = role
         return token
@@ -137,26 +135,8 @@ def load_key(path: Path) -> bytes:
         StorageError: the file cannot be read or written, has another content, or other users can read it.
     """
     make_private(path.parent)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     hint = f"delete {path}; all sessions of dashboards then end"
-    try:
-        if not path.exists():
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(_KEY_BYTES))
-            try:
-                os.link(new, path)  # fails if another dashboard was first: then its key is used
-            except FileExistsError:
-                pass
-            finally:
-                new.unlink()
-        with open_trusted(path) as file:
-            mode, key = os.fstat(file.fileno()).st_mode, file.read(_KEY_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"the key of the dashboard {path} cannot be used: {error.strerror}", hint=hint) from error
-    if len(key) != _KEY_BYTES or mode & 0o077:
-        raise StorageError(f"{path} is not a key of the dashboard, or other users can read it", hint=hint)
-    return key
+    return load_or_make_key(path, what="key of the dashboard", hint=hint)
 
 
 def _digest(token: str) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from safepoint.checkpoint.format.digest import FileDigester
+from safepoint.checkpoint.format.digest import FileDigest
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ImageError
 from safepoint.foundation import clock
@@ -30,14 +30,17 @@ from safepoint.transparent.pages.older import OlderPages
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap
 from safepoint.transparent.pages.table import PageFileId, PageTable
 from safepoint.transparent.pages.writer import PageStream, regions_name, table_name, write_pages
+from safepoint.transparent.protection.files import FileProtection, ProtectedWriter
 
 _PAGES = re.compile(r"pages-(0|[1-9][0-9]{0,4})\.img")
 _PAGEMAP = re.compile(r"pagemap-.*\.img")
 _IDS = re.compile(r"ids-[0-9]+\.img")
 """One for each process; there is a `core-N.img` for each thread."""
 _CHUNK_BYTES = 1 << 20
-_MODE = 0o600
 _log = logging.getLogger("safepoint")
+_MODE = 0o600
+_MOST_COPIED_BYTES = MOST_FILE_BYTES - (1 << 20)
+"""So that the file has room for its tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +74,7 @@ def store_dumps(
         image: where the files are written.
         dumps: the process trees.
         machine: where they were frozen.
-        parent: the chain that the image continues, see `ImageLocation.parent`; empty for a complete image. If a table
-            of the newest image in it is damaged, the image is complete too.
+        parent: the chain that the image continues, see `ImageLocation.parent`; empty for a complete image.
         progress: called with the number of bytes of pages read since the last call.
 
     Raises:
@@ -81,11 +83,17 @@ def store_dumps(
     """
     parent, older = _continued(image.location, parent)
     seed = parent[0].seed if parent else secrets.randbits(64)
+    protection = image.location.new_protection()
     parts: list[Part] = []
     entries: list[FileEntry] = []
     for number, dump in enumerate(dumps):
         page_files: list[PageFileFacts] = []
-        target = image.folder / part_name(number)
+        folder = part_name(number)
+        target = image.folder / folder
+
+        def protect(name: str, folder: str = folder) -> FileProtection | None:
+            return None if protection is None else protection.of_file(f"{folder}/{name}")
+
         no_links.make_folder(target, 0o700)
         pages_of = _read_pagemaps(dump.folder)
         names = sorted(os.listdir(dump.folder))
@@ -101,6 +109,7 @@ def store_dumps(
                         file=file,
                         seed=seed,
                         older=older,
+                        protect=protect,
                         progress=progress,
                     )
                 if pages_of.pop(file, None) != written.num_pages:
@@ -114,10 +123,11 @@ def store_dumps(
                         num_stored=written.num_stored,
                     )
                 )
-                entries.append(FileEntry.of(f"{part_name(number)}/{table_name(file)}", written.table))
-                entries.append(FileEntry.of(f"{part_name(number)}/{regions_name(file)}", written.regions))
+                entries.append(FileEntry.of(f"{folder}/{table_name(file)}", written.table))
+                entries.append(FileEntry.of(f"{folder}/{regions_name(file)}", written.regions))
             elif is_criu_name(name):
-                entries.append(_copy(dump.folder / name, target / name, f"{part_name(number)}/{name}"))
+                digest = _copy(dump.folder / name, target / name, protect(name))
+                entries.append(FileEntry.of(f"{folder}/{name}", digest))
         if any(pages_of.values()):
             raise ImageError(f"CRIU's pages-{min(pages_of)}.img is missing; the image was not kept")
         parts.append(
@@ -129,7 +139,7 @@ def store_dumps(
                 page_files=tuple(sorted(page_files, key=lambda one: one.file)),
             )
         )
-    return ImageManifest(
+    manifest = ImageManifest(
         number=image.number,
         created=clock.utc_now(),
         seed=seed,
@@ -138,6 +148,7 @@ def store_dumps(
         parts=tuple(parts),
         files=tuple(sorted(entries, key=lambda entry: entry.path)),
     )
+    return manifest.signed(protection)
 
 
 def _continued(
@@ -179,10 +190,7 @@ def check_tables(chain: Sequence[ImageManifest], tables: Mapping[tuple[int, int]
         for facts in part.page_files:
             table = tables[number, facts.file]
             if table.check_runs(num_stored) != (facts.num_zero, facts.num_stored, facts.num_equal):
-                raise ImageError(
-                    f"{table.name} has other numbers of zero and equal pages than the manifest of {chain[0].name} "
-                    "states; it was not used"
-                )
+                raise ImageError(f"{table.name} has other pages than {chain[0].name} states; it was not used")
 
 
 def _read_pagemaps(folder: Path) -> dict[int, int]:
@@ -198,16 +206,20 @@ def _read_pagemaps(folder: Path) -> dict[int, int]:
     return found
 
 
-def _copy(source: Path, target: Path, path: str) -> FileEntry:
-    digester = FileDigester()
+def _copy(source: Path, target: Path, protection: FileProtection | None) -> FileDigest:
     descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
-        if os.fstat(file.fileno()).st_size > MOST_FILE_BYTES:
-            raise ImageError(f"CRIU's {source.name} has more than {MOST_FILE_BYTES} bytes; the image was not kept")
+        if os.fstat(file.fileno()).st_size > _MOST_COPIED_BYTES:
+            raise ImageError(f"CRIU's {source.name} has more than {_MOST_COPIED_BYTES} bytes; the image was not kept")
+        writer = ProtectedWriter(copy, protection)
         while piece := file.read(_CHUNK_BYTES):
-            copy.write(piece)
-            digester.update(memoryview(piece))
-    return FileEntry.of(path, digester.result())
+            writer.write(piece)
+        return writer.end()
+
+
+def is_table(path: str) -> bool:
+    """Whether a file of an image is the table of a page file."""
+    return path.endswith(".table")
 
 
 def tables_of(location: ImageLocation, manifest: ImageManifest) -> dict[tuple[int, int], PageTable]:
@@ -222,12 +234,18 @@ def open_tables(location: ImageLocation, manifest: ImageManifest) -> Iterator[tu
         ImageError: a table is damaged, or is not the one that the manifest describes.
         OSError: a table cannot be read.
     """
+    protection = location.protection_of(manifest)
+    location.fetch(manifest, is_table)
     for number, part in enumerate(manifest.parts):
         for facts in part.page_files:
-            path = location.path(manifest.name) / part_name(number) / table_name(facts.file)
-            table = PageTable.open(path)
+            name = f"{part_name(number)}/{table_name(facts.file)}"
+            path = location.path(manifest.name) / name
+            table = PageTable.open(path, None if protection is None else protection.of_file(name))
             header = table.header
             stated = (facts.file, manifest.seed, facts.num_pages, facts.num_stored)
             if (header.file, header.seed, header.num_pages, header.num_stored) != stated:
-                raise ImageError(f"{path} is not the table that {manifest.name} describes; it was not used")
+                raise ImageError(
+                    f"{location.where(manifest.name)}/{name} is not the table that its manifest describes; it was "
+                    "not used"
+                )
             yield (number, facts.file), table

@@ -1,0 +1,188 @@
+"""Process images against stock CRIU: how long processes are frozen, how long a restore takes, and what is stored.
+
+Three trainings on the CPU: an adapter beside frozen weights, all weights with AdamW, and a process with two ranks
+(DDP over gloo). Each is frozen again and again, by stock CRIU into memory (tmpfs) and by Safepoint, in turns, while
+it runs on. Then it is frozen for good by both, and both images are restored in turns: stock CRIU restores from raw
+pages in memory; Safepoint reads the image, compares all digests, writes the raw pages to memory, and restores from
+them. Limits of the same machine: stock CRIU by itself, and a copy of the raw pages from memory to memory.
+
+Needs root and CRIU 4.2 (`make test-images` installs one for the tests, which is used here, too).
+"""
+
+import argparse
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from figures import print_load, print_machine, row, verdict
+
+from safepoint.transparent.criu import tree_dump
+from safepoint.transparent.criu.program import Criu, find_criu
+from safepoint.transparent.criu.trees import processes_of
+from safepoint.transparent.freeze import freeze_tree
+from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.images.materialise import materialise, raw_bytes
+from safepoint.transparent.protection.keys import ImageKey
+from safepoint.transparent.thaw import thaw_image
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = ROOT / "tests" / "programs" / "frozen_training.py"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safepoint" / "tests" / "criu" / "criu"
+_PR_SET_CHILD_SUBREAPER = 36
+_PORT = 29_733
+"""Where the ranks find each other."""
+_TIME_WAIT = "06"
+_LAUNCHER = """
+import os, subprocess, sys
+ranks = [subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": rank}) for rank in "01"]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+SHAPES = ("adapter", "adamw", "ddp")
+
+
+@contextlib.contextmanager
+def training(shape: str, folder: Path) -> Iterator[int]:
+    """A training that has made a few steps; its root process."""
+    out = folder / "out"
+    words = [sys.executable, str(PROGRAM), str(out), "1000000", *(["lora"] if shape == "adapter" else []), "0.05"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
+    if shape == "ddp":
+        words = [sys.executable, "-c", _LAUNCHER, *words[1:]]
+        environ |= {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_PORT),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            words, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
+        )
+    try:
+        while len(steps(out)) < 5:
+            if process.poll() is not None:
+                raise RuntimeError((folder / "log").read_text())
+            time.sleep(0.1)
+        yield process.pid
+    finally:
+        end()
+
+
+def steps(out: Path) -> list[str]:
+    return out.read_text().splitlines() if out.exists() else []
+
+
+def end() -> None:
+    """End everything that was started or restored: it is below this process, and nothing else is."""
+    for pid in processes_of(os.getpid())[1:]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    # For a minute, the kernel keeps the addresses of connections that were closed, and CRIU could not use them.
+    while any(_is_closing(line) for line in Path("/proc/net/tcp").read_text().splitlines()[1:]):
+        time.sleep(1)
+
+
+def _is_closing(line: str) -> bool:
+    local, remote, state = line.split()[1:4]
+    return state == _TIME_WAIT and f":{_PORT:04X}" in f"{local} {remote}"
+
+
+def timed(work: Callable[[], object]) -> float:
+    begun_s = time.monotonic()
+    work()
+    return time.monotonic() - begun_s
+
+
+def stock_dump(criu: Criu, pid: int, folder: Path, *, is_running_after: bool) -> float:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    log = folder.parent / "dump.log"
+    return timed(lambda: tree_dump.dump(criu, pid, folder, log=log, is_running_after=is_running_after))
+
+
+def measure(criu: Criu, shape: str, options: argparse.Namespace) -> list[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, tempfile.TemporaryDirectory() as disk:
+        raw = Path(memory) / "raw"
+        location = ImageLocation(Path(disk) / "images", ImageKey(os.urandom(32)), is_encrypting=options.encrypt)
+        frozen: dict[str, list[float]] = {"stock CRIU": [], "safepoint": []}
+        shares: list[tuple[float, float]] = []
+        with training(shape, Path(disk)) as pid:
+            for _ in range(options.rounds):
+                frozen["stock CRIU"].append(stock_dump(criu, pid, raw, is_running_after=True))
+                found = freeze_tree(criu, pid, location, is_running_after=True)
+                frozen["safepoint"].append(found.frozen_s)
+                manifest = found.manifest
+                size_bytes = manifest.size_bytes / raw_bytes(manifest)
+                shares.append((manifest.num_stored / manifest.num_pages, size_bytes))
+            # The last ones, a few steps apart.
+            stock_dump(criu, pid, raw, is_running_after=False)
+            for one in processes_of(pid):
+                os.kill(one, signal.SIGCONT)
+            found = freeze_tree(criu, pid, location, is_running_after=False)
+            end()
+            manifest = found.manifest
+            restored: dict[str, list[float]] = {"stock CRIU": [], "safepoint": [], "of it, reading": [], "copy": []}
+            size, target = raw_bytes(manifest), Path(memory) / "target"
+            for _ in range(options.rounds):
+                log = Path(memory) / "restore.log"
+                works = {
+                    "stock CRIU": lambda log=log: tree_dump.restore(criu, raw, log=log, is_in_session_of_other=False),
+                    "safepoint": lambda: thaw_image(criu, location, manifest.name),
+                }
+                for name, work in works.items():
+                    restored[name].append(timed(work))
+                    end()
+                target.mkdir()
+                restored["of it, reading"].append(timed(lambda: materialise(location, manifest.name, target)))
+                shutil.rmtree(target)
+                restored["copy"].append(timed(lambda: shutil.copytree(raw, target)))
+                shutil.rmtree(target)
+    lines = [f"   {shape}: {size / 1e6:.0f} MB of memory"]
+    lines += [row(f"frozen, {name}", values, unit="s") for name, values in frozen.items()]
+    lines += [row(f"restored, {name}", values, unit="s") for name, values in restored.items()]
+    best = {name: statistics.median(values) for name, values in {**frozen}.items()}
+    ratio = best["safepoint"] / best["stock CRIU"]
+    lines.append(verdict(f"{shape}: frozen, against stock CRIU", value=ratio, goal=1.1, at_most=True, unit="x"))
+    ratio = statistics.median(restored["safepoint"]) / statistics.median(restored["stock CRIU"])
+    lines.append(verdict(f"{shape}: thaw, against stock CRIU", value=ratio, goal=1.25, at_most=True, unit="x"))
+    rate = size / 1e9 / statistics.median(restored["of it, reading"])
+    lines.append(verdict(f"{shape}: reading the image", value=rate, goal=2, at_most=False, unit="GB/s"))
+    pages, size_share = (statistics.median(values) for values in zip(*shares[1:], strict=True))
+    if shape == "adapter":
+        lines.append(verdict("pages of a later image", value=100 * pages, goal=11, at_most=True, unit="%"))
+        lines.append(verdict("bytes of a later image", value=100 * size_share, goal=12, at_most=True, unit="%"))
+    else:
+        lines.append(f"   pages of a later image {100 * pages:.1f} %, bytes {100 * size_share:.1f} %")
+    lines.append(f"   the first image: pages {100 * shares[0][0]:.1f} %, bytes {100 * shares[0][1]:.1f} %")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--encrypt", action="store_true", help="encrypt the images; otherwise they are authenticated")
+    options = parser.parse_args()
+    criu = find_criu(str(_CACHE) if _CACHE.exists() else None)
+    # Restored processes become children of this one, so that it can wait for their end.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    print_machine(f"process images, CRIU {criu.version}, {'encrypted' if options.encrypt else 'authenticated'}")
+    for shape in options.shapes:
+        print("\n".join(measure(criu, shape, options)), flush=True)
+    print_load("after")
+
+
+if __name__ == "__main__":
+    main()
