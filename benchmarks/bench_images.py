@@ -1,10 +1,11 @@
 """Process images against stock CRIU: how long processes are frozen, how long a restore takes, and what is stored.
 
-Three trainings on the CPU: an adapter beside frozen weights, all weights with AdamW, and a process with two ranks
-(DDP over gloo). Each is frozen again and again, by stock CRIU into memory (tmpfs) and by Safepoint, in turns, while
-it runs on. Then it is frozen for good by both, and both images are restored in turns: stock CRIU restores from raw
-pages in memory; Safepoint reads the image, compares all digests, writes the raw pages to memory, and restores from
-them. Limits of the same machine: stock CRIU by itself, and a copy of the raw pages from memory to memory.
+Two trainings on the CPU: an adapter beside frozen weights, and all weights with AdamW. Each is frozen again and
+again, by stock CRIU into memory (tmpfs) and by Safepoint, in turns, while it runs on. Then it is frozen for good by
+both, and both images are restored in turns: stock CRIU restores from raw pages in memory; Safepoint reads the image,
+compares all digests, writes the raw pages to memory, and restores from them. Limits of the same machine: stock CRIU
+by itself, and a copy of the raw pages from memory to memory. Ranks with connections are not measured: a restore
+needs addresses that the kernel keeps for a while after the one before has ended.
 
 Needs root and CRIU 4.2 (`make test-images` installs one for the tests, which is used here, too).
 """
@@ -38,15 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tests" / "programs" / "frozen_training.py"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safepoint" / "tests" / "criu" / "criu"
 _PR_SET_CHILD_SUBREAPER = 36
-_PORT = 29_733
-"""Where the ranks find each other."""
-_TIME_WAIT = "06"
-_LAUNCHER = """
-import os, subprocess, sys
-ranks = [subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": rank}) for rank in "01"]
-sys.exit(max(rank.wait() for rank in ranks))
-"""
-SHAPES = ("adapter", "adamw", "ddp")
+SHAPES = ("adapter", "adamw")
 
 
 @contextlib.contextmanager
@@ -54,15 +47,7 @@ def training(shape: str, folder: Path) -> Iterator[int]:
     """A training that has made a few steps; its root process."""
     out = folder / "out"
     words = [sys.executable, str(PROGRAM), str(out), "1000000", *(["lora"] if shape == "adapter" else []), "0.05"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
-    if shape == "ddp":
-        words = [sys.executable, "-c", _LAUNCHER, *words[1:]]
-        environ |= {
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_PORT),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             words, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
@@ -89,14 +74,6 @@ def end() -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-    # For a minute, the kernel keeps the addresses of connections that were closed, and CRIU could not use them.
-    while any(_is_closing(line) for line in Path("/proc/net/tcp").read_text().splitlines()[1:]):
-        time.sleep(1)
-
-
-def _is_closing(line: str) -> bool:
-    local, remote, state = line.split()[1:4]
-    return state == _TIME_WAIT and f":{_PORT:04X}" in f"{local} {remote}"
 
 
 def timed(work: Callable[[], object]) -> float:
