@@ -30,7 +30,7 @@ from safepoint.errors import SafepointError
 _STATIC = Path(__file__).parent / "static"
 _SHARED = ("safepoint.presentation", "static")
 _LEAST_COMPRESSED_BYTES = 1024
-_MOST_THREADS = 32
+_MOST_THREADS, _MOST_OUTPUTS = 32, 8
 
 
 async def _live(request: Request) -> Response:
@@ -81,6 +81,7 @@ def make_application(
         sessions=sessions,
         cookie=cookie,
         link_used=link_used,
+        outputs=asyncio.Semaphore(_MOST_OUTPUTS),
     )
 
     @contextlib.asynccontextmanager

@@ -76,15 +76,15 @@ def processes_of(folder: Path) -> list[int]:
     """The pids of a job's processes, without the calling process. `folder` is the job's folder.
 
     Only processes of this user count: any user can set the variable, and root can read the variables of all users'
-    processes.
+    processes. The variables of others are not even read: the kernel reads them from the memory of the process, which
+    its user can map from a file system that never answers.
     """
     variable = f"{JOB_VARIABLE}={folder}".encode()
     found: list[int] = []
     for entry in os.listdir(_PROC):
-        if entry.isdecimal() and int(entry) != os.getpid():
+        if entry.isdecimal() and int(entry) != os.getpid() and user_of(int(entry)) == os.getuid():
             with contextlib.suppress(OSError):
-                has_variable = variable in (_PROC / entry / "environ").read_bytes().split(b"\0")
-                if has_variable and user_of(int(entry)) == os.getuid():
+                if variable in (_PROC / entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry))
     return [pid for pid in found if _start_ticks(pid) is not None]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safepoint.errors import StorageError
 from safepoint.foundation.files import free_bytes
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.foundation.units import format_bytes
 from safepoint.snapshot.memory import host_memory
 from safepoint.transparent.secret_folders import secret_folder
@@ -44,6 +45,7 @@ def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
     room = host_memory.look()
     is_in_memory = (
         os.path.isdir(_MEMORY)
+        and not may_be_replaced(_MEMORY, by_everyone=True)  # another user could get the pages
         and room is not None
         and room.has(num_bytes)
         and shutil.disk_usage(_MEMORY).free >= num_bytes + _SPARE_BYTES

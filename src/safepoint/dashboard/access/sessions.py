@@ -3,6 +3,10 @@
 Promises: a link is accepted once. Links are kept as digests, and in memory only. A cookie states a role, a session
 and its end, and is signed with a key in the user's state folder, so that it stays valid when the dashboard is started
 again. Deleting the key ends all sessions.
+
+A browser sends the cookie to each program that listens at the same address, whatever its port. On loopback this may
+be a program of another user, or one that took the port when the dashboard ended. So a cookie that was given to a user
+of this machine is valid only in connections that this user has opened.
 """
 
 import base64
@@ -21,7 +25,7 @@ from safepoint.jobs.local.paths import make_private
 _TOKEN_BYTES = 32
 LASTS_S = 12 * 3600
 """How long a session lasts, in seconds."""
-_VERSION = "v1"
+_VERSION = "v2"
 
 
 class Role(enum.StrEnum):
@@ -82,15 +86,26 @@ class Sessions:
             return None
         return Visitor(session=secrets.token_urlsafe(16), role=self._allowed(role))
 
-    def cookie_of(self, visitor: Visitor) -> str:
-        """The value of the cookie of a session."""
-        text = f"{_VERSION}.{visitor.role}.{visitor.session}.{int(clock.wall_s()) + LASTS_S}"
-        return f"{text}.{self._sign('cookie', text)}"
+    def cookie_of(self, visitor: Visitor, user: str = "") -> str:
+        """The value of the cookie of a session.
 
-    def visitor_of(self, cookie: str) -> Visitor | None:
-        """The session of a cookie; None if the cookie is not valid any more, or is not one of this dashboard."""
+        Args:
+            visitor: the session.
+            user: who has opened the connection, see `connections`; empty for a connection that does not show it.
+        """
+        text = f"{_VERSION}.{visitor.role}.{visitor.session}.{int(clock.wall_s()) + LASTS_S}"
+        return f"{text}.{self._sign('cookie', f'{text} {user}')}"
+
+    def visitor_of(self, cookie: str, user: str = "") -> Visitor | None:
+        """The session of a cookie; None if the cookie is not valid any more, or is not one of this dashboard.
+
+        Args:
+            cookie: the value of the cookie.
+            user: as for `cookie_of`. A cookie that was given to another user is not valid.
+        """
         text, _, signature = cookie.rpartition(".")
-        if not text.isascii() or not hmac.compare_digest(signature.encode(), self._sign("cookie", text).encode()):
+        expected = self._sign("cookie", f"{text} {user}")
+        if not text.isascii() or not hmac.compare_digest(signature.encode(), expected.encode()):
             return None
         version, role, session, end = text.split(".")
         if version != _VERSION or int(end) < clock.wall_s():

@@ -1,6 +1,7 @@
 """A job: what it does, its curves, timeline, events and output."""
 
 import collections
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,7 +83,8 @@ async def logs(request: Request) -> Response:
         raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
     rank = int(rank_text) if rank_text else None
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
-    lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+    async with context_of(request).outputs:
+        lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
     if request.state.wants_json:
         return json_response([log_document(line) for line in lines])
     one = await in_thread(lambda: reader.job(name))
@@ -113,8 +115,8 @@ def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: in
         else:
             found = jobs.logs(name, rank=rank)
         lines = (line for line in found if wanted in line.text.lower())
-        last = collections.deque(lines, maxlen=most)
-    return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]
+        # Whole lines are not kept: on a cluster they may have 1 MiB.
+        return list(collections.deque((replace(one, text=one.text[:_LONGEST_LINE]) for one in lines), maxlen=most))
 
 
 routes = [

@@ -2,10 +2,15 @@
 
 Promises: a folder is an image when its name is `image-N` and its manifest has this number; a chain that `chain`
 returns has the very images that the newest one names. One writer at a time.
+
+Images are written and restored by root. Another user who could write to the folder could read the memory in an image,
+lead root's writes to other files, or let root restore another program. So both are refused in such a folder. Reading
+an image executes nothing, and is allowed in every folder.
 """
 
 import contextlib
 import os
+import stat
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -13,12 +18,14 @@ from pathlib import Path
 from safepoint.checkpoint.commit import Destination, FolderDestination, commit
 from safepoint.checkpoint.format.sealed_record import MAX_RECORD_BYTES
 from safepoint.checkpoint.format.verify import Fault, compare_listing, list_files
-from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError
+from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError, UsageError
 from safepoint.foundation import files
 from safepoint.foundation.files import FolderLock
+from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.transparent.images.manifest import (
     MANIFEST_NAME,
     MOST_CHAIN,
@@ -214,11 +221,14 @@ class ImageLocation:
     def parent(self) -> list[ImageManifest]:
         """The chain that a new image may continue: that of the newest image.
 
-        There is none if that chain is full or invalid, or is not protected as new images are.
+        There is none if that chain is full or invalid, if another user may have written it, or if it is not protected as
+        new images are.
         """
         for name in self.names()[:1]:
-            with contextlib.suppress(ImageError):
-                chain = self.chain(self.read(name))
+            with contextlib.suppress(ImageError, UsageError, OSError):
+                manifest = self.read(name)
+                self.check_private(manifest)
+                chain = self.chain(manifest)
                 is_whole = not any(self.faults(one) for one in chain)
                 if len(chain) < MOST_CHAIN and is_whole and all(map(self._is_protected_alike, chain)):
                     return chain
@@ -235,13 +245,30 @@ class ImageLocation:
 
         Raises:
             StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(control, _PRIVATE)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+        _check_private(self.folder)
+        _check_private(control)
         return control
+
+    def check_private(self, manifest: ImageManifest) -> None:
+        """Check that no other user can have written an image, or the images that it needs.
+
+        Raises:
+            UsageError: another user may have written one of them.
+            ImageError, OSError: one of them cannot be read.
+        """
+        for one in self.chain(manifest):
+            folder = self.path(one.name)
+            for path in (MANIFEST_NAME, *(entry.path for entry in one.files)):
+                _check_private((folder / path).parent)
+                if _may_be_written(folder / path):
+                    raise _of_others(folder / path)
 
     @contextlib.contextmanager
     def writing(self, number: int | None = None) -> Generator["NewImage"]:
@@ -253,6 +280,7 @@ class ImageLocation:
         Raises:
             ConflictError: another process writes an image here.
             StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         with self.locked() as control, self._working(control) as working:
             number = number or self._next_number()
@@ -288,6 +316,8 @@ class ImageLocation:
         try:
             no_links.make_folders(self.folder)
             no_links.make_folders(control, _PRIVATE)
+            _check_private(self.folder)
+            _check_private(control)
             lock = FolderLock.acquire(control / "lock", {"pid": os.getpid()})
         except BlockingIOError as error:
             raise ConflictError(
@@ -351,6 +381,32 @@ def newest_first(names: Iterable[str]) -> list[str]:
     """The names of images among `names`, newest first."""
     return sorted(
         (name for name in names if number_of(name) is not None), key=lambda name: number_of(name) or 0, reverse=True
+    )
+
+
+def _check_private(folder: Path) -> None:
+    """Check that no other user may write to `folder`, or replace it.
+
+    Raises:
+        UsageError: another user may.
+    """
+    if _may_be_written(folder) or may_be_replaced(folder, by_everyone=not is_seeing_all()):
+        raise _of_others(folder)
+
+
+def _may_be_written(path: Path) -> bool:
+    """Whether another user may write to a file or a folder. In a container, users and groups trust each other."""
+    status = path.stat(follow_symlinks=False)
+    if not is_seeing_all():
+        return bool(status.st_mode & stat.S_IWOTH)
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid not in {os.geteuid(), 0}
+
+
+def _of_others(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} or a folder above it belongs to another user, or others may write to it, so they could exchange "
+        "what is written or restored here; nothing was done",
+        hint="name a folder to which only you may write; copy an image that you trust there",
     )
 
 
