@@ -117,6 +117,9 @@ class ImageBucket(ImageLocation):
         """See `ImageLocation`. Objects cannot be locked: a reader of a deleted image ends with an error."""
         yield
 
+    def check_private(self, manifest: ImageManifest) -> None:
+        """See `ImageLocation`. Other users cannot change what was fetched; a key protects what is in the store."""
+
     def is_in_use(self, name: str) -> bool:
         """See `ImageLocation`."""
         return False
