@@ -1,10 +1,11 @@
 """Process images against stock CRIU: how long processes are frozen, how long a restore takes, and what is stored.
 
-Three trainings on the CPU: an adapter beside frozen weights, all weights with AdamW, and a process with two ranks
-(DDP over gloo). Each is frozen again and again, by stock CRIU into memory (tmpfs) and by Safepoint, in turns, while
-it runs on. Then it is frozen for good by both, and both images are restored in turns: stock CRIU restores from raw
-pages in memory; Safepoint reads the image, compares all digests, writes the raw pages to memory, and restores from
-them. Limits of the same machine: stock CRIU by itself, and a copy of the raw pages from memory to memory.
+Two trainings on the CPU: an adapter beside frozen weights, and all weights with AdamW. Each is frozen again and
+again, by stock CRIU into memory (tmpfs) and by Safepoint, in turns, while it runs on. Then it is frozen for good by
+both, and both images are restored in turns: stock CRIU restores from raw pages in memory; Safepoint reads the image,
+compares all digests, writes the raw pages to memory, and restores from them. Limits of the same machine: stock CRIU
+by itself, and a copy of the raw pages from memory to memory. Ranks with connections are not measured: a restore
+needs addresses that the kernel keeps for a while after the one before has ended.
 
 Needs root and CRIU 4.2 (`make test-images` installs one for the tests, which is used here, too).
 """
@@ -12,6 +13,7 @@ Needs root and CRIU 4.2 (`make test-images` installs one for the tests, which is
 import argparse
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -25,25 +27,18 @@ from pathlib import Path
 
 from figures import print_load, print_machine, row, verdict
 
-from safepoint.transparent.criu import tree_dump
-from safepoint.transparent.criu.program import Criu, find_criu
+from safepoint.transparent.criu.program import VARIABLE, Criu, find_criu
 from safepoint.transparent.criu.trees import processes_of
-from safepoint.transparent.freeze import freeze_tree
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import materialise, raw_bytes
-from safepoint.transparent.protection.keys import ImageKey
+from safepoint.transparent.protection.keys import read_key
 from safepoint.transparent.thaw import thaw_image
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "tests" / "programs" / "frozen_training.py"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "safepoint" / "tests" / "criu" / "criu"
 _PR_SET_CHILD_SUBREAPER = 36
-_LAUNCHER = """
-import os, subprocess, sys
-ranks = [subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": rank}) for rank in "01"]
-sys.exit(max(rank.wait() for rank in ranks))
-"""
-SHAPES = ("adapter", "adamw", "ddp")
+SHAPES = ("adapter", "adamw")
 
 
 @contextlib.contextmanager
@@ -51,10 +46,7 @@ def training(shape: str, folder: Path) -> Iterator[int]:
     """A training that has made a few steps; its root process."""
     out = folder / "out"
     words = [sys.executable, str(PROGRAM), str(out), "1000000", *(["lora"] if shape == "adapter" else []), "0.05"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
-    if shape == "ddp":
-        words = [sys.executable, "-c", _LAUNCHER, *words[1:]]
-        environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29733", "GLOO_SOCKET_IFNAME": "lo"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             words, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
@@ -89,55 +81,72 @@ def timed(work: Callable[[], object]) -> float:
     return time.monotonic() - begun_s
 
 
-def stock_dump(criu: Criu, pid: int, folder: Path, *, is_running_after: bool) -> float:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    log = folder.parent / "dump.log"
-    return timed(lambda: tree_dump.dump(criu, pid, folder, log=log, is_running_after=is_running_after))
+def stock(criu: Criu, action: str, folder: Path, *words: str) -> float:
+    """Run CRIU by itself, with the options that Safepoint uses; how long it took."""
+    fixed = ["--no-default-config", "--images-dir", str(folder), "--tcp-established", "--file-locks"]
+    command = [criu.path, action, *fixed, "--log-file", str(folder.parent / f"{action}.log"), "-v2", *words]
+    return timed(lambda: subprocess.run(command, check=True, stdin=subprocess.DEVNULL))
+
+
+def freeze(pid: int, location: ImageLocation, key: Path, *words: str) -> dict[str, float]:
+    """Freeze a process with the command; what it answers."""
+    command = [sys.executable, "-m", "safepoint.cli.main", "freeze", "--pid", str(pid), "--to", str(location.folder)]
+    answer = subprocess.run([*command, "--key", str(key), "--json", *words], check=True, capture_output=True)
+    return json.loads(answer.stdout)
 
 
 def measure(criu: Criu, shape: str, options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, tempfile.TemporaryDirectory() as disk:
         raw = Path(memory) / "raw"
-        location = ImageLocation(Path(disk) / "images", ImageKey(os.urandom(32)), is_encrypting=options.encrypt)
+        key = Path(disk) / "key"
+        key.write_bytes(os.urandom(32))
+        key.chmod(0o600)
+        location = ImageLocation(Path(disk) / "images", read_key(key))
+        encrypting = ["--encrypt"] if options.encrypt else []
         frozen: dict[str, list[float]] = {"stock CRIU": [], "safepoint": []}
         shares: list[tuple[float, float]] = []
         with training(shape, Path(disk)) as pid:
             for _ in range(options.rounds):
-                frozen["stock CRIU"].append(stock_dump(criu, pid, raw, is_running_after=True))
-                found = freeze_tree(criu, pid, location, is_running_after=True)
-                frozen["safepoint"].append(found.frozen_s)
-                manifest = found.manifest
-                size_bytes = manifest.size_bytes / raw_bytes(manifest)
-                shares.append((manifest.num_stored / manifest.num_pages, size_bytes))
+                shutil.rmtree(raw, ignore_errors=True)
+                raw.mkdir()
+                frozen["stock CRIU"].append(stock(criu, "dump", raw, "--tree", str(pid), "--leave-running"))
+                found = freeze(pid, location, key, "--leave-running", *encrypting)
+                frozen["safepoint"].append(found["frozen_s"])
+                size_share = found["size_bytes"] / found["memory_bytes"]
+                shares.append((found["num_stored"] / found["num_pages"], size_share))
             # The last ones, a few steps apart.
-            stock_dump(criu, pid, raw, is_running_after=False)
-            for one in processes_of(pid):
-                os.kill(one, signal.SIGCONT)
-            found = freeze_tree(criu, pid, location, is_running_after=False)
+            shutil.rmtree(raw)
+            raw.mkdir()
+            stock(criu, "dump", raw, "--tree", str(pid), "--leave-running")
+            freeze(pid, location, key, *encrypting)
             end()
-            manifest = found.manifest
+            name = location.newest()
+            size, target = raw_bytes(location.read(name)), Path(memory) / "target"
             restored: dict[str, list[float]] = {"stock CRIU": [], "safepoint": [], "of it, reading": [], "copy": []}
-            size, target = raw_bytes(manifest), Path(memory) / "target"
             for _ in range(options.rounds):
-                log = Path(memory) / "restore.log"
-                works = {
-                    "stock CRIU": lambda log=log: tree_dump.restore(criu, raw, log=log, is_in_session_of_other=False),
-                    "safepoint": lambda: thaw_image(criu, location, manifest.name),
-                }
-                for name, work in works.items():
-                    restored[name].append(timed(work))
-                    end()
+                restored["stock CRIU"].append(stock(criu, "restore", raw, "--restore-detached"))
+                end()
+                restored["safepoint"].append(timed(lambda: thaw_image(criu, location, name)))
+                end()
                 target.mkdir()
-                restored["of it, reading"].append(timed(lambda: materialise(location, manifest.name, target)))
+                restored["of it, reading"].append(timed(lambda: materialise(location, name, target)))
                 shutil.rmtree(target)
                 restored["copy"].append(timed(lambda: shutil.copytree(raw, target)))
                 shutil.rmtree(target)
+    return report(shape, size, frozen, restored, shares)
+
+
+def report(
+    shape: str,
+    size: int,
+    frozen: dict[str, list[float]],
+    restored: dict[str, list[float]],
+    shares: list[tuple[float, float]],
+) -> list[str]:
     lines = [f"   {shape}: {size / 1e6:.0f} MB of memory"]
     lines += [row(f"frozen, {name}", values, unit="s") for name, values in frozen.items()]
     lines += [row(f"restored, {name}", values, unit="s") for name, values in restored.items()]
-    best = {name: statistics.median(values) for name, values in {**frozen}.items()}
-    ratio = best["safepoint"] / best["stock CRIU"]
+    ratio = statistics.median(frozen["safepoint"]) / statistics.median(frozen["stock CRIU"])
     lines.append(verdict(f"{shape}: frozen, against stock CRIU", value=ratio, goal=1.1, at_most=True, unit="x"))
     ratio = statistics.median(restored["safepoint"]) / statistics.median(restored["stock CRIU"])
     lines.append(verdict(f"{shape}: thaw, against stock CRIU", value=ratio, goal=1.25, at_most=True, unit="x"))
@@ -160,6 +169,7 @@ def main() -> None:
     parser.add_argument("--encrypt", action="store_true", help="encrypt the images; otherwise they are authenticated")
     options = parser.parse_args()
     criu = find_criu(str(_CACHE) if _CACHE.exists() else None)
+    os.environ[VARIABLE] = criu.path
     # Restored processes become children of this one, so that it can wait for their end.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     print_machine(f"process images, CRIU {criu.version}, {'encrypted' if options.encrypt else 'authenticated'}")

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from safepoint.dashboard.access.guard import Guard
 from safepoint.dashboard.access.sessions import Sessions
 from safepoint.dashboard.live import Live
-from safepoint.dashboard.pages import actions, checkpoints, entry, job, jobs, overviews
+from safepoint.dashboard.pages import actions, checkpoint_actions, checkpoints, entry, job, jobs, overviews
 from safepoint.dashboard.pages.context import Context, context_of
 from safepoint.dashboard.reading.places import OpenJobs, Places
 from safepoint.dashboard.rendering import Refusal, fail, refuse
@@ -44,6 +44,7 @@ def all_routes() -> list[BaseRoute]:
         *jobs.routes,
         *job.routes,
         *checkpoints.routes,
+        *checkpoint_actions.routes,
         *overviews.routes,
         Route("/live", _live),
         Mount(

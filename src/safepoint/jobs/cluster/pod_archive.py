@@ -22,9 +22,11 @@ _CONTROL_SIDE = frozenset(
         # A pod uses only `answers/versions.py`, for the answers about checkpoints.
         "safepoint/answers/consequence.py",
         "safepoint/answers/costs.py",
+        "safepoint/answers/details.py",
         "safepoint/answers/job_documents.py",
         "safepoint/answers/receipts.py",
         "safepoint/answers/situation.py",
+        "safepoint/cli/cluster_options.py",
         "safepoint/cli/commands/dashboard.py",
         "safepoint/cli/commands/doctor.py",
         "safepoint/cli/commands/images.py",
@@ -43,6 +45,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/planning",
         "safepoint/presentation",
         "safepoint/sdk",
+        "safepoint/testing",
         "safepoint/transparent",
     }
 )

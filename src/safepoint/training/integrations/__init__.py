@@ -2,7 +2,14 @@
 
 from safepoint.snapshot.images.capture import find_save_functions
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.integrations import accelerate_launch, strangers, torch_store, transformers, unsaved_steps
+from safepoint.training.integrations import (
+    accelerate_launch,
+    gpu_questions,
+    strangers,
+    torch_store,
+    transformers,
+    unsaved_steps,
+)
 
 
 def install_integrations(context: RankContext) -> None:
@@ -16,6 +23,7 @@ def install_integrations(context: RankContext) -> None:
 
 def install_before_ranks() -> None:
     """Install the hooks that must be in place when packages are imported before there is a rank."""
+    gpu_questions.install_before_ranks()
     transformers.install_before_ranks()
 
 

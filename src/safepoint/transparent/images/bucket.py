@@ -4,18 +4,24 @@ Promises: an image counts as being in the store exactly while its `image.json` i
 condition that there is none. A writer first claims the number of its image, with an object in
 `.safepoint/images/claims`; two writers never write below one name. A writer that was declared dead writes nothing
 more. What is read was fetched to a private folder of this machine, and compared with the digests in the manifest.
+
+The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`), and only such objects
+are deleted: other programs may keep objects below the name, and a stranger may have written the claim. A new image
+gets a number below which there is nothing yet.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 
 from safepoint.checkpoint.format.sealed_record import MAX_RECORD_BYTES
 from safepoint.checkpoint.format.verify import Fault, compare_listing
 from safepoint.checkpoint.remote.fetch import create_files, fetch, windows_of
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.errors import (
     CheckpointError,
@@ -27,7 +33,7 @@ from safepoint.errors import (
 )
 from safepoint.foundation import clock
 from safepoint.storage.store import ABSENT, Condition, Store, StoredObject
-from safepoint.transparent.images.location import ImageLocation, NewImage, Progress, newest_first
+from safepoint.transparent.images.location import ImageLocation, NewImage, Progress, newest_first, next_number
 from safepoint.transparent.images.manifest import MANIFEST_NAME, ImageManifest, image_name, number_of
 from safepoint.transparent.protection.keys import ImageKey
 
@@ -74,8 +80,12 @@ class ImageBucket(ImageLocation):
 
     def manifest_bytes(self, name: str) -> bytes:
         """See `ImageLocation`."""
+        key = f"{name}/{MANIFEST_NAME}"
         try:
-            return bytes(self._store.read(f"{name}/{MANIFEST_NAME}", most_bytes=MAX_RECORD_BYTES))
+            size_bytes = self._store.stat(key).size_bytes
+            if size_bytes > MAX_RECORD_BYTES:
+                raise ImageError(f"{self.where(name)}/{MANIFEST_NAME} has more than {MAX_RECORD_BYTES} bytes")
+            return bytes(self._store.read(key, length=size_bytes))
         except ObjectNotFoundError as error:
             raise ImageError(f"{self.where(name)} has no {MANIFEST_NAME}, so it is no image") from error
 
@@ -106,6 +116,9 @@ class ImageBucket(ImageLocation):
     def leased(self, names: Iterable[str]) -> Generator[None]:
         """See `ImageLocation`. Objects cannot be locked: a reader of a deleted image ends with an error."""
         yield
+
+    def check_private(self, manifest: ImageManifest) -> None:
+        """See `ImageLocation`. Other users cannot change what was fetched; a key protects what is in the store."""
 
     def is_in_use(self, name: str) -> bool:
         """See `ImageLocation`."""
@@ -160,8 +173,9 @@ class ImageBucket(ImageLocation):
         )
 
     def _next_number(self) -> int:
-        claimed = (number_of(name) or 0 for name in claims(self._store))
-        return max(super()._next_number(), *(number + 1 for number in claimed), 1)
+        # Another program may keep objects below such a name, also without a manifest.
+        used = {*claims(self._store), *(item.key.partition("/")[0] for item in self._store.list())}
+        return next_number(self.where, used)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[Path]:
@@ -175,7 +189,7 @@ class ImageBucket(ImageLocation):
                     f"another process writes or deletes {self.where(name)}; nothing was done",
                     hint="wait for it; what a process that has died has left is deleted after a day",
                 )
-            claim = Claim.take(self._store, number_of(name) or 0, condition=Condition(version=item.version))
+            claim = Claim.take_over(self._store, number_of(name) or 0, item)
             if name not in self.names():
                 claim.delete_objects()
             claim.release()
@@ -188,6 +202,8 @@ class ImageBucket(ImageLocation):
             claim = Claim.take(self._store, number)
         except ConditionError as error:
             raise self._is_claimed(number) from error
+        manifest = ImageManifest.from_bytes(self.manifest_bytes(name))
+        claim.renew({entry.path: entry.size_bytes for entry in manifest.files}, are_there=True)
         self._store.delete(f"{name}/{MANIFEST_NAME}")
         claim.delete_objects()
         claim.release()
@@ -205,13 +221,24 @@ class Claim:
     Args:
         store: the store at the location.
         number: the number of the image.
-        version: the version of the claim's object.
+        mark: the files that may be deleted.
+        condition: what must be true of the claim's object.
+
+    Raises:
+        ConditionError: another process has claimed the number.
     """
 
-    def __init__(self, store: Store, number: int, version: str) -> None:
+    def __init__(self, store: Store, number: int, mark: Mark, condition: Condition) -> None:
         self.number = number
         self._store = store
-        self._version = version
+        self._version = ""
+        self._mark = mark
+        self._write(mark, condition)
+
+    def _write(self, mark: Mark, condition: Condition) -> None:
+        self._version = self._store.write(_key(self.number), _content(mark), condition=condition)
+        modified_s = self._store.stat(_key(self.number)).modified_s
+        self._mark = dataclasses.replace(mark, modified_s=modified_s)
 
     @classmethod
     def take(cls, store: Store, number: int, *, condition: Condition = ABSENT) -> "Claim":
@@ -220,10 +247,26 @@ class Claim:
         Raises:
             ConditionError: another process has claimed it.
         """
-        return cls(store, number, store.write(_key(number), _content(), condition=condition))
+        return cls(store, number, Mark(), condition)
 
-    def check_private(self, manifest: ImageManifest) -> None:
-        """Nothing is to be checked: what is used is in a private folder, and has the digests of the manifest."""
+    @classmethod
+    def take_over(cls, store: Store, number: int, found: StoredObject) -> "Claim":
+        """Take the claim of a writer that has died, with the files that it lists.
+
+        Args:
+            store: the store at the location.
+            number: the number of the image.
+            found: the object of the claim.
+
+        Raises:
+            ConditionError: another process has taken it.
+        """
+        data = store.read(_key(number), length=min(found.size_bytes, MAX_MARK_BYTES)).tobytes()
+        left = Mark.parse(data, found.modified_s)
+        objects = objects_of(store, number)
+        # With the versions of the objects, because the new claim is younger than they are.
+        mark = left.extended({}, objects, [path for path, item in objects.items() if left.names(path, item)])
+        return cls(store, number, mark, Condition(version=found.version))
 
     def check(self) -> None:
         """Check that no other process has taken the claim.
@@ -236,16 +279,21 @@ class Claim:
                 return
         raise self._taken()
 
-    def renew(self) -> None:
-        """Check the claim, and make it as young as a new one.
+    def renew(self, files: Mapping[str, int], *, are_there: bool = False) -> None:
+        """Check the claim, make it as young as a new one, and list files in it, which may then be deleted.
+
+        Args:
+            files: path → size in bytes.
+            are_there: whether this user's image has these files already.
 
         Raises:
             ConflictError: another process has taken it.
         """
+        found = objects_of(self._store, self.number)
+        existing = [path for path, size in files.items() if path in found and found[path].size_bytes == size]
+        mark = self._mark.extended(files, found, existing if are_there else ())
         try:
-            self._version = self._store.write(
-                _key(self.number), _content(), condition=Condition(version=self._version)
-            )
+            self._write(mark, Condition(version=self._version))
         except ConditionError as error:
             raise self._taken() from error
 
@@ -257,11 +305,13 @@ class Claim:
         )
 
     def delete_objects(self) -> None:
-        """Delete everything below the name of the image, and what is being uploaded there."""
+        """Delete the files that the claim lists, see `Mark`, and what is being uploaded under their names."""
         name = image_name(self.number)
-        self._store.sweep(only=lambda key: key.startswith(f"{name}/"))
-        for item in list(self._store.list(name)):
-            self._store.delete(item.key)
+        listed = {f"{name}/{path}" for path in self._mark.sizes}
+        self._store.sweep(only=listed.__contains__, keys=listed)
+        for path, item in objects_of(self._store, self.number).items():
+            if self._mark.names(path, item):
+                self._store.delete(f"{name}/{path}")
 
     def release(self) -> None:
         """Delete the claim. If that fails, `pruning` deletes it after a day."""
@@ -274,9 +324,16 @@ def _key(number: int) -> str:
     return f"{CLAIMS}/{image_name(number)}"
 
 
-def _content() -> bytes:
+def objects_of(store: Store, number: int) -> dict[str, StoredObject]:
+    """The objects below the name of an image, by path."""
+    begin = len(image_name(number)) + 1
+    return {item.key[begin:]: item for item in store.list(image_name(number))}
+
+
+def _content(mark: Mark) -> bytes:
     """Unique, because the version of an object may depend on its content only."""
-    return json.dumps({"since": clock.utc_now(), "pid": os.getpid(), "unique": uuid.uuid4().hex}).encode()
+    claim = {"since": clock.utc_now(), "pid": os.getpid(), "unique": uuid.uuid4().hex}
+    return json.dumps({**claim, **mark.fields()}).encode()
 
 
 class _BucketDestination:
@@ -295,6 +352,7 @@ class _BucketDestination:
     def prepare(self, record: ImageManifest | None) -> None:
         """Upload the files."""
         assert record is not None
+        self._claim.renew({entry.path: entry.size_bytes for entry in record.files})
         for entry in record.files:
             file = SourceFile(entry.path, self._folder / entry.path, entry, below=self._folder)
             key = f"{self._name}/{entry.path}"
@@ -303,7 +361,7 @@ class _BucketDestination:
 
     def publish(self) -> None:
         """Write the manifest, on the condition that there is none."""
-        self._claim.renew()
+        self._claim.renew({})
         try:
             self._store.write(f"{self._name}/{MANIFEST_NAME}", self._data, condition=ABSENT)
         except ConditionError as error:

@@ -29,6 +29,7 @@ from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.transparent.images.manifest import (
     MANIFEST_NAME,
     MOST_CHAIN,
+    MOST_NUMBER,
     ImageManifest,
     Source,
     image_name,
@@ -221,8 +222,8 @@ class ImageLocation:
     def parent(self) -> list[ImageManifest]:
         """The chain that a new image may continue: that of the newest image.
 
-        There is none if that chain is full or invalid, is not protected as new images are, or may have been written
-        by another user.
+        There is none if that chain is full or invalid, if another user may have written it, or if it is not protected
+        as new images are.
         """
         for name in self.names()[:1]:
             with contextlib.suppress(ImageError, UsageError, OSError):
@@ -279,7 +280,7 @@ class ImageLocation:
 
         Raises:
             ConflictError: another process writes an image here.
-            StorageError: the folder cannot be written to.
+            StorageError: the folder cannot be written to, or no higher number is left.
             UsageError: others may write to the folder.
         """
         with self.locked() as control, self._working(control) as working:
@@ -293,7 +294,7 @@ class ImageLocation:
             )
 
     def _next_number(self) -> int:
-        return max((number_of(name) or 0 for name in self.names()), default=0) + 1
+        return next_number(self.where, self.names())
 
     @contextlib.contextmanager
     def _working(self, control: Path) -> Generator[Path]:
@@ -311,6 +312,7 @@ class ImageLocation:
         Raises:
             ConflictError: another process holds the lock.
             StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
@@ -375,6 +377,25 @@ class NewImage:
             SafepointError, OSError: nothing was committed.
         """
         commit(self._destination, manifest)
+
+
+def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
+    """The number of a new image.
+
+    Args:
+        where: see `ImageLocation.where`.
+        names: the names that are in use; others than those of images are ignored.
+
+    Raises:
+        StorageError: there is no higher number.
+    """
+    newest = max((number_of(name) or 0 for name in names), default=0)
+    if newest >= MOST_NUMBER:
+        raise StorageError(
+            f"{where(image_name(newest))} has the highest number of an image; nothing was frozen",
+            hint="move it away if it is no image of yours, or name another location",
+        )
+    return newest + 1
 
 
 def newest_first(names: Iterable[str]) -> list[str]:

@@ -7,14 +7,15 @@ before a path in it is used. Not promised: that the files exist. `transparent.im
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, entry_record, is_digest, read_entry
 from safepoint.checkpoint.format.sealed_record import open_sealed, refusing_malformed, seal
 from safepoint.errors import ImageError, ManifestError
-from safepoint.foundation.field_types import FLAG, TEXT, Kind, check_fields, whole
+from safepoint.foundation import clock
+from safepoint.foundation.field_types import FLAG, Kind, check_fields, whole
 from safepoint.transparent.pages.layout import MOST_FILES, MOST_PAGES, MOST_PARTS, MOST_SOURCES
 from safepoint.transparent.pages.writer import regions_name, table_name
 from safepoint.transparent.protection.keys import SALT_BYTES, ImageKey, ImageProtection
@@ -26,6 +27,9 @@ MOST_CHAIN = MOST_SOURCES + 1
 """How many images a chain may have, the newest included."""
 MOST_FILE_BYTES = 1 << 30
 """The largest file of CRIU, other than pages."""
+
+MOST_NUMBER = 10**9 - 1
+"""The highest number that the name of an image can have."""
 
 _IMAGE_NAME = re.compile(r"image-([1-9][0-9]{0,8})")
 _PART_NAME = re.compile(r"part-(0|[1-9][0-9]{0,3})")
@@ -57,6 +61,16 @@ def is_criu_name(name: str) -> bool:
 
 def _is_short(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable()
+
+
+def _is_time(value: Any) -> bool:
+    if not _is_short(value):
+        return False
+    try:
+        clock.parse_utc(value)
+    except ValueError:
+        return False
+    return True
 
 
 _SHORT = Kind(words=f"at most {_MOST_TEXT} printable characters", fits=_is_short)
@@ -91,8 +105,8 @@ _PROTECTION_KINDS = {
 }
 _MACHINE_KINDS = {"architecture": _SHORT, "kernel": _SHORT, "criu": _SHORT}
 _IMAGE_KINDS = {
-    "number": whole(least=1, most=10**9 - 1),
-    "created": TEXT,
+    "number": whole(least=1, most=MOST_NUMBER),
+    "created": Kind(words="a time, RFC 3339 UTC", fits=_is_time),
     "seed": whole(least=0, most=(1 << 64) - 1),
 }
 
@@ -220,6 +234,8 @@ class ImageManifest:
         parts: its process trees.
         files: every file but the manifest, sorted by path.
         protection: how the files are protected; None if they are not.
+        read_from: the bytes from which the manifest was read, also with fields that only a later release knows; empty
+            for a new manifest.
     """
 
     file_name: ClassVar[str] = MANIFEST_NAME
@@ -231,6 +247,7 @@ class ImageManifest:
     parts: tuple[Part, ...]
     files: tuple[FileEntry, ...]
     protection: ProtectionFacts | None = None
+    read_from: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self, _IMAGE_KINDS)
@@ -290,8 +307,12 @@ class ImageManifest:
         return sum(one.num_stored for one in self.page_files)
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON, with a digest of itself; SaveError when it would be too large to be read."""
-        return seal(
+        """The canonical JSON, with a digest of itself; for a manifest that was read, the bytes that were read.
+
+        Raises:
+            SaveError: it would be too large to be read.
+        """
+        return self.read_from or seal(
             {
                 "format": FORMAT,
                 "version": VERSION,
@@ -346,7 +367,7 @@ class ImageManifest:
         try:
             record = open_sealed(data, name=FORMAT, version=VERSION)
             with refusing_malformed():
-                return cls(
+                manifest = cls(
                     number=record["number"],
                     created=record["created"],
                     seed=_seed(record["seed"]),
@@ -356,6 +377,8 @@ class ImageManifest:
                     files=tuple(map(read_entry, _list(record["files"]))),
                     protection=_protection(record.get("protection")),
                 )
+                object.__setattr__(manifest, "read_from", data)
+                return manifest
         except ManifestError as error:
             raise ImageError(error.message, hint=error.hint) from error
 

@@ -9,16 +9,16 @@ import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from safepoint.checkpoint.format.digest import digest_file
+from safepoint.checkpoint.format.digest import FileDigester, digest_file
+from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ImageError, StorageError
 from safepoint.foundation.files import free_bytes
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import format_bytes
 from safepoint.transparent.images.location import ImageLocation, Progress
 from safepoint.transparent.images.manifest import ImageManifest, is_criu_name, part_name
-from safepoint.transparent.images.store_dump import tables_of
-from safepoint.transparent.pages.layout import FIRST_SOURCE, PAGE_BYTES, THIS_IMAGE
-from safepoint.transparent.pages.older import num_stored_of
+from safepoint.transparent.images.store_dump import check_tables, is_table, open_tables, tables_of
+from safepoint.transparent.pages.layout import PAGE_BYTES, THIS_IMAGE
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap
 from safepoint.transparent.pages.reader import check_pages, restore_pages
 from safepoint.transparent.pages.regions import RegionFile
@@ -28,6 +28,8 @@ from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 
 _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
+_MOST_OPEN = 256
+"""If a chain has more page files, their regions are opened when they are read: a process may have few descriptors."""
 _MODE = 0o600
 
 
@@ -72,8 +74,8 @@ def materialise(
         StorageError: `target` has too little space.
         OSError: files cannot be read or written.
     """
-    # The table has the digest of each region, which is compared when the region is read.
-    with _opened(location, name, has_pages=True, is_read=lambda path: not path.endswith(".regions")) as image:
+    # The digests of regions are compared when these are read, and those of CRIU's files when they are copied.
+    with _opened(location, name, has_pages=True, is_read=is_table) as image:
         needed = raw_bytes(image.manifest) + _SPARE_BYTES
         if free_bytes(target) < needed:
             raise StorageError(
@@ -86,7 +88,7 @@ def materialise(
         for entry in image.manifest.files:
             if is_criu_name(_base(entry.path)):
                 with image.file(entry.path) as source:
-                    _copy(source, target / entry.path)
+                    _copy(source, target / entry.path, entry)
         for (part, file), (table, files) in zip(image.tables, image.page_files(), strict=True):
             path = target / part_name(part) / f"pages-{file}.img"
             descriptor = no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
@@ -108,24 +110,9 @@ class _OpenImage:
         self._of_chain: dict[PageFileId, PageTable] = {}
         self._files: dict[PageFileId, RegionFile] = {}
         for distance, one in enumerate(self._chain):
-            image = THIS_IMAGE if distance == 0 else FIRST_SOURCE + distance - 1
-            for (part, file), table in (tables_of(location, one) if distance else self.tables).items():
-                self._of_chain[PageFileId(image, part, file)] = table
-
-    def check_runs(self) -> None:
-        """Each run of a table leads to pages that exist, and there are as many of each kind as the manifest states.
-
-        The space that the raw pages need follows from the manifest.
-        """
-        limits = num_stored_of(self._of_chain)
-        facts = {
-            (number, one.file): one for number, part in enumerate(self.manifest.parts) for one in part.page_files
-        }
-        for place, table in self.tables.items():
-            table.check_runs(limits)
-            stated = facts[place]
-            if table.counts() != (stated.num_zero, stated.num_stored, stated.num_equal):
-                raise ImageError(f"{table.name} has other pages than {self.manifest.name} states; it was not used")
+            for (part, file), table in open_tables(location, one) if distance else self.tables.items():
+                self._of_chain[PageFileId(THIS_IMAGE + distance, part, file)] = table.without_pages()
+        check_tables(self._chain, self.tables)
 
     def open(self, stack: contextlib.ExitStack) -> None:
         """Open the files of regions to which the tables refer."""
@@ -135,10 +122,12 @@ class _OpenImage:
             self._location.fetch(
                 one, {paths[key] for key in needed if key.image == THIS_IMAGE + distance}.__contains__
             )
+        is_kept_open = len(needed) <= _MOST_OPEN
         for key in sorted(needed):
             one = self._chain[key.image - THIS_IMAGE]
             path = self._location.path(one.name) / paths[key]
-            self._files[key] = RegionFile(path, self._of_chain[key], _protection(self._location, one, paths[key]))
+            protection = _protection(self._location, one, paths[key])
+            self._files[key] = RegionFile(path, self._of_chain[key], protection, is_kept_open=is_kept_open)
             stack.callback(self._files[key].close)
 
     def file(self, path: str) -> ProtectedFile:
@@ -159,7 +148,12 @@ class _OpenImage:
                 if entry.path != f"{folder}/{name}" or not _is_pagemap(name):
                     continue
                 with self.file(entry.path) as file:
-                    pagemap = read_pagemap(file.read(0, min(file.size_bytes, MOST_BYTES + 1)), entry.path)
+                    data = file.read(0, min(file.size_bytes, MOST_BYTES + 1))
+                    if len(data) == file.size_bytes:
+                        digester = FileDigester()
+                        digester.update(memoryview(data))
+                        _check_content(file, digester, entry)
+                pagemap = read_pagemap(data, entry.path)
                 if pages_of.pop(pagemap.pages_id, 0) != pagemap.num_pages:
                     raise ImageError(f"{entry.path} and the table of its pages differ; the image was not used")
             if any(pages_of.values()):
@@ -188,7 +182,6 @@ def _opened(
                     raise ImageError(f"{location.where(one.name)} is damaged: {faults[0]}; it was not used")
             _check_digests(location, manifest, is_read)
             image = _OpenImage(location, manifest)
-            image.check_runs()
             if has_pages:
                 image.open(stack)
             location.fetch(manifest, lambda path: is_criu_name(_base(path)) if has_pages else _is_pagemap(path))
@@ -208,7 +201,7 @@ def _check_digests(location: ImageLocation, manifest: ImageManifest, is_read: Ca
         path = location.path(manifest.name) / entry.path
         found = digest_file(path, expected_bytes=entry.size_bytes, expected_parts=entry.parts)
         if found.digest != entry.digest:
-            raise ImageError(f"{path} was altered after it was written: its digest does not match; it was not used")
+            raise _altered(path)
 
 
 def _protection(location: ImageLocation, manifest: ImageManifest, path: str) -> FileProtection | None:
@@ -216,11 +209,31 @@ def _protection(location: ImageLocation, manifest: ImageManifest, path: str) -> 
     return None if protection is None else protection.of_file(path)
 
 
-def _copy(source: ProtectedFile, target: Path) -> None:
+def _copy(source: ProtectedFile, target: Path, entry: FileEntry) -> None:
+    """Copy the content of a file, and check what was copied: another program may have changed the file."""
+    if source.stored_bytes != entry.size_bytes:
+        raise _altered(entry.path)
+    digester = FileDigester()
     descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(descriptor, "wb") as copy:
         for offset in range(0, source.size_bytes, _CHUNK_BYTES):
-            copy.write(source.read(offset, min(_CHUNK_BYTES, source.size_bytes - offset)))
+            piece = source.read(offset, min(_CHUNK_BYTES, source.size_bytes - offset))
+            copy.write(piece)
+            digester.update(memoryview(piece))
+    _check_content(source, digester, entry)
+
+
+def _check_content(file: ProtectedFile, digester: FileDigester, entry: FileEntry) -> None:
+    """Compare the content of a file with its entry. What is read with a key was authenticated already."""
+    if file.is_authenticated:
+        return
+    digester.update(memoryview(file.tags()))
+    if FileEntry.of(entry.path, digester.result()) != entry:
+        raise _altered(entry.path)
+
+
+def _altered(path: object) -> ImageError:
+    return ImageError(f"{path} was altered after it was written: its digest does not match; it was not used")
 
 
 def _is_pagemap(path: str) -> bool:

@@ -1,9 +1,10 @@
 """From the folders that CRIU has written to an image: pages by content, everything else unchanged."""
 
+import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,9 +25,10 @@ from safepoint.transparent.images.manifest import (
     is_criu_name,
     part_name,
 )
+from safepoint.transparent.pages.layout import THIS_IMAGE
 from safepoint.transparent.pages.older import OlderPages
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap
-from safepoint.transparent.pages.table import PageTable
+from safepoint.transparent.pages.table import PageFileId, PageTable
 from safepoint.transparent.pages.writer import PageStream, regions_name, table_name, write_pages
 from safepoint.transparent.protection.files import FileProtection, ProtectedWriter
 
@@ -35,6 +37,7 @@ _PAGEMAP = re.compile(r"pagemap-.*\.img")
 _IDS = re.compile(r"ids-[0-9]+\.img")
 """One for each process; there is a `core-N.img` for each thread."""
 _CHUNK_BYTES = 1 << 20
+_log = logging.getLogger("safepoint")
 _MODE = 0o600
 _MOST_COPIED_BYTES = MOST_FILE_BYTES - (1 << 20)
 """So that the file has room for its tags."""
@@ -78,11 +81,9 @@ def store_dumps(
         ImageError: what CRIU has written is not consistent.
         OSError: the files cannot be read or written.
     """
+    parent, older = _continued(image.location, parent)
     seed = parent[0].seed if parent else secrets.randbits(64)
     protection = image.location.new_protection()
-    older = None
-    if parent:
-        older = OlderPages(tables_of(image.location, parent[0]))
     parts: list[Part] = []
     entries: list[FileEntry] = []
     for number, dump in enumerate(dumps):
@@ -150,6 +151,48 @@ def store_dumps(
     return manifest.signed(protection)
 
 
+def _continued(
+    location: ImageLocation, parent: Sequence[ImageManifest]
+) -> tuple[Sequence[ImageManifest], OlderPages | None]:
+    """The chain that a new image can continue, and the pages to which the new image may refer.
+
+    The tables of the newest image in the chain are checked as for a restore: an image that refers to a page as a
+    wrong table does could not be restored, and its processes would be lost.
+    """
+    if not parent:
+        return (), None
+    try:
+        tables = tables_of(location, parent[0])
+        check_tables(parent, tables)
+    except (ImageError, OSError) as error:
+        _log.warning("the image does not refer to pages of %s, because that is damaged: %s", parent[0].name, error)
+        return (), None
+    return parent, OlderPages(tables)
+
+
+def check_tables(chain: Sequence[ImageManifest], tables: Mapping[tuple[int, int], PageTable]) -> None:
+    """Check that each page of an image is stored in the image or in one that it names.
+
+    Args:
+        chain: the image and the images that it names, newest first.
+        tables: the tables of the image, see `tables_of`.
+
+    Raises:
+        ImageError: a table refers to pages that do not exist, or has other numbers of pages than the manifest.
+    """
+    num_stored = {
+        PageFileId(THIS_IMAGE + distance, number, facts.file): facts.num_stored
+        for distance, one in enumerate(chain)
+        for number, part in enumerate(one.parts)
+        for facts in part.page_files
+    }
+    for number, part in enumerate(chain[0].parts):
+        for facts in part.page_files:
+            table = tables[number, facts.file]
+            if table.check_runs(num_stored) != (facts.num_zero, facts.num_stored, facts.num_equal):
+                raise ImageError(f"{table.name} has other pages than {chain[0].name} states; it was not used")
+
+
 def _read_pagemaps(folder: Path) -> dict[int, int]:
     """The number of pages in each pages file, as the pagemaps state it."""
     found: dict[int, int] = {}
@@ -180,7 +223,12 @@ def is_table(path: str) -> bool:
 
 
 def tables_of(location: ImageLocation, manifest: ImageManifest) -> dict[tuple[int, int], PageTable]:
-    """Open the tables of all page files of an image, by the numbers of part and page file.
+    """The tables of all page files of an image, by the numbers of part and page file; see `open_tables`."""
+    return dict(open_tables(location, manifest))
+
+
+def open_tables(location: ImageLocation, manifest: ImageManifest) -> Iterator[tuple[tuple[int, int], PageTable]]:
+    """Open the tables of all page files of an image one by one, each with the numbers of part and page file.
 
     Raises:
         ImageError: a table is damaged, or is not the one that the manifest describes.
@@ -188,7 +236,6 @@ def tables_of(location: ImageLocation, manifest: ImageManifest) -> dict[tuple[in
     """
     protection = location.protection_of(manifest)
     location.fetch(manifest, is_table)
-    tables: dict[tuple[int, int], PageTable] = {}
     for number, part in enumerate(manifest.parts):
         for facts in part.page_files:
             name = f"{part_name(number)}/{table_name(facts.file)}"
@@ -201,5 +248,4 @@ def tables_of(location: ImageLocation, manifest: ImageManifest) -> dict[tuple[in
                     f"{location.where(manifest.name)}/{name} is not the table that its manifest describes; it was "
                     "not used"
                 )
-            tables[number, facts.file] = table
-    return tables
+            yield (number, facts.file), table

@@ -4,6 +4,7 @@ A region is one LZ4 block, or its raw bytes where LZ4 saves less than a sixteent
 LZ4 releases Python's global lock, so threads compress and decompress on several processors.
 """
 
+import contextlib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,22 @@ def decompress(stored: bytes | memoryview, size_bytes: int) -> bytes | memoryvie
 class RegionFile:
     """The stored pages of one page file, read region by region. Several threads may read at the same time."""
 
-    def __init__(self, path: Path, table: PageTable, protection: FileProtection | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        table: PageTable,
+        protection: FileProtection | None = None,
+        *,
+        is_kept_open: bool = True,
+    ) -> None:
         """Open the file of regions at `path`, which `table` describes, and which has this protection.
+
+        Args:
+            path: the file.
+            table: its table.
+            protection: how it is protected.
+            is_kept_open: whether the file stays open until `close`. A file that is not is opened for each region,
+                because a process may have few descriptors.
 
         Raises:
             ImageError: it has another size than the table states, or another header.
@@ -61,21 +76,22 @@ class RegionFile:
         self._digests = table.regions["digest"]
         self._offsets = table.region_offsets()
         self._num_stored = table.header.num_stored
-        self._file = ProtectedFile(path, protection)
+        self._place = path, protection
+        self._kept = ProtectedFile(path, protection) if is_kept_open else None
         try:
-            self._check_header(table)
+            with self._opened() as file:
+                _check_header(file, table)
         except BaseException:
             self.close()
             raise
 
-    def _check_header(self, table: PageTable) -> None:
-        header = self._file.read(0, min(len(REGIONS_HEADER), self._file.size_bytes))
-        if self._file.size_bytes != table.header.regions_bytes or header != REGIONS_HEADER:
-            raise ImageError(f"{self.name} is not the file of regions that {table.name} describes; it was not used")
-
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._kept is not None:
+            self._kept.close()
+
+    def _opened(self) -> contextlib.AbstractContextManager[ProtectedFile]:
+        return ProtectedFile(*self._place) if self._kept is None else contextlib.nullcontext(self._kept)
 
     def read(self, region: int) -> bytes | memoryview:
         """The pages of a region; `region` is below the number of regions in the table.
@@ -84,8 +100,15 @@ class RegionFile:
             ImageError: the stored bytes were altered.
         """
         begin, end = int(self._offsets[region]), int(self._offsets[region + 1])
-        stored = self._file.view(begin, end - begin)
+        with self._opened() as file:
+            stored = file.view(begin, end - begin)
         if xxhash.xxh3_128_digest(stored) != self._digests[region].tobytes():
             raise ImageError(f"region {region} of {self.name} was altered after it was written; it was not used")
         num_pages = min(REGION_PAGES, self._num_stored - region * REGION_PAGES)
         return decompress(stored, num_pages * PAGE_BYTES)
+
+
+def _check_header(file: ProtectedFile, table: PageTable) -> None:
+    header = file.read(0, min(len(REGIONS_HEADER), file.size_bytes))
+    if file.size_bytes != table.header.regions_bytes or header != REGIONS_HEADER:
+        raise ImageError(f"{file.name} is not the file of regions that {table.name} describes; it was not used")

@@ -6,7 +6,7 @@ unless it is encrypted: it takes 16 bytes for each page, and the kernel may drop
 """
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,17 +48,15 @@ class PageFileId(NamedTuple):
 
 
 class PageTable:
-    """An open table. `runs`, `regions` and `digests` are arrays of its content, and must not be changed."""
+    """An open table. `runs`, `regions` and `digests` are arrays of its content, and must not be changed.
 
-    def __init__(self, header: TableHeader, content: mmap.mmap | bytes, name: str) -> None:
+    A mapped file takes a file descriptor until the table is dropped, or `without_pages` has taken its place.
+    """
+
+    def __init__(self, header: TableHeader, arrays: Sequence[NDArray[Any]], name: str) -> None:
         self.header = header
         self.name = name
-        position = header.SIZE_BYTES
-        self.runs: NDArray[Any] = np.frombuffer(content, RUN, header.num_runs, position)
-        position += header.num_runs * RUN.itemsize
-        self.regions: NDArray[Any] = np.frombuffer(content, REGION, header.num_regions, position)
-        position += header.num_regions * REGION.itemsize
-        self.digests: NDArray[Any] = np.frombuffer(content, DIGEST, header.num_pages, position)
+        self.runs, self.regions, self.digests = arrays
 
     @classmethod
     def open(cls, path: Path, protection: FileProtection | None = None) -> "PageTable":
@@ -78,7 +76,11 @@ class PageTable:
                 )
             content = file.content()
         _check_digest(content, name)
-        table = cls(header, content, name)
+        position, arrays = header.SIZE_BYTES, list[NDArray[Any]]()
+        for kind, number in ((RUN, header.num_runs), (REGION, header.num_regions), (DIGEST, header.num_pages)):
+            arrays.append(np.frombuffer(content, kind, number, position))
+            position += number * kind.itemsize
+        table = cls(header, arrays, name)
         table._check_regions()
         return table
 
@@ -93,19 +95,24 @@ class PageTable:
         if len(REGIONS_HEADER) + int(sizes.sum()) != header.regions_bytes:
             raise ImageError(f"{self.name} has regions whose sizes do not add up; it was not used")
 
-    def check_runs(self, num_stored: Mapping[PageFileId, int]) -> None:
-        """Check that each run lies within the stored pages of a page file.
+    def check_runs(self, num_stored: Mapping[PageFileId, int]) -> tuple[int, int, int]:
+        """Check that each run lies within the stored pages of a page file, and count the pages.
 
         Args:
             num_stored: the stored pages of each page file to which this table may refer, its own included.
 
+        Returns:
+            How many pages are zero, stored in this image, and equal to pages of its sources.
+
         Raises:
             ImageError: a run leads to pages that do not exist, or the runs have more or fewer pages than the header.
         """
-        num_pages = 0
+        num_pages = num_zero = num_own = 0
         for begin in range(0, len(self.runs), _CHUNK_RUNS):
             runs = self.runs[begin : begin + _CHUNK_RUNS]
-            num_pages += int(runs["num_pages"].sum(dtype=np.uint64))
+            num_pages += _count(runs)
+            num_zero += _count(runs[runs["image"] == ZERO])
+            num_own += _count(runs[runs["image"] == THIS_IMAGE])
             if not runs["num_pages"].all():
                 raise ImageError(f"{self.name} has a run without pages; it was not used")
             for place in np.unique(runs[["image", "part", "file"]]):
@@ -123,6 +130,7 @@ class PageTable:
                 f"{self.name} has runs of {num_pages} pages, and its header states {self.header.num_pages}; it was "
                 "not used"
             )
+        return num_zero, num_own, num_pages - num_zero - num_own
 
     def page_files(self) -> set[PageFileId]:
         """The page files to which the runs refer; for zero pages, one that does not exist."""
@@ -132,12 +140,9 @@ class PageTable:
             for place in np.unique(self.runs[begin : begin + _CHUNK_RUNS][["image", "part", "file"]])
         }
 
-    def counts(self) -> tuple[int, int, int]:
-        """How many pages are zero, stored in this image, and equal to pages of its sources."""
-        numbers = self.runs["num_pages"]
-        zero = int(numbers[self.runs["image"] == ZERO].sum(dtype=np.uint64))
-        stored = int(numbers[self.runs["image"] == THIS_IMAGE].sum(dtype=np.uint64))
-        return zero, stored, self.header.num_pages - zero - stored
+    def without_pages(self) -> "PageTable":
+        """This table with its regions only, in memory: what is needed to read its stored pages."""
+        return PageTable(self.header, (self.runs[:0].copy(), self.regions.copy(), self.digests[:0].copy()), self.name)
 
     def region_offsets(self) -> NDArray[np.uint64]:
         """The offset of each region in the file of regions, and the end of the last one."""
@@ -146,6 +151,10 @@ class PageTable:
         np.cumsum(self.regions["size_bytes"], out=offsets[1:], dtype=np.uint64)
         offsets[1:] += np.uint64(len(REGIONS_HEADER))
         return offsets
+
+
+def _count(runs: NDArray[Any]) -> int:
+    return int(runs["num_pages"].sum(dtype=np.uint64))
 
 
 def _are_within(runs: NDArray[Any], key: PageFileId, num_stored: int | None) -> bool:

@@ -27,6 +27,7 @@ from safepoint.transparent.packages import require_packages
 from safepoint.transparent.pages.contents import digest_of_zero, digest_pages, find_zero
 from safepoint.transparent.pages.layout import (
     DIGEST,
+    FIRST_SOURCE,
     MOST_PAGES,
     PAGE_BYTES,
     REGION_BYTES,
@@ -202,12 +203,12 @@ class _Pages:
         digests[inside] = of_others
         places = np.zeros(len(are_zero), RUN)
         places["num_pages"] = 1
-        stored = inside
         if self._older is not None:
             found = self._older.find(inside + self.num_pages, of_others)
             is_equal = found >= 0
             places[inside[is_equal]] = self._older.references(found[is_equal])
-            stored = inside[~is_equal]
+        # Without an equal page, a place is still zero. A hostile image may call a page zero that has another digest.
+        stored = inside[places["image"][inside] < FIRST_SOURCE]
         first = self._regions.num_pages
         places["image"][stored] = THIS_IMAGE
         places["part"][stored], places["file"][stored] = self._own

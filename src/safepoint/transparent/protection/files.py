@@ -142,6 +142,8 @@ class ProtectedFile:
             self.close()
             raise ImageError(f"{path} has {stored_bytes} bytes, which no protected file has; it was not used")
         self._num_chunks = _num_chunks(self.size_bytes)
+        self.stored_bytes = stored_bytes
+        """How many bytes it has with its tags."""
 
     def close(self) -> None:
         """Close the file."""
@@ -178,6 +180,15 @@ class ProtectedFile:
             else:
                 self._check(view, first, end)
         return memoryview(data)[offset - begin : offset - begin + length]
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether what is read is compared with the tags, which needs the key."""
+        return self._cipher is not None
+
+    def tags(self) -> bytes:
+        """What is stored after the content."""
+        return self._pread(self.size_bytes, self.stored_bytes - self.size_bytes)
 
     def content(self) -> "mmap.mmap | bytes":
         """The whole content. It is mapped if the file is not encrypted, and takes memory otherwise.

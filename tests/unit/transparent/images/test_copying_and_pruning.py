@@ -201,7 +201,7 @@ def test_what_a_dead_writer_has_left_is_deleted(tmp_path: Path) -> None:
     opened = opener("store", tmp_path)
     add(opened(), tmp_path, 1)
     store = store_of(tmp_path)
-    Claim.take(store, 2)
+    Claim.take(store, 2).renew({"part-0/core-1.img": 4})
     store.write("image-2/part-0/core-1.img", b"left")
     make_old(tmp_path / "store" / CLAIMS / "image-2")
     prune(opened(), parse_policies("newest=1"))
