@@ -40,7 +40,10 @@ _Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder with
 
 def freeze(
     pid: Annotated[
-        int, typer.Option("--pid", metavar="PID", min=1, help="The process. Those below it belong to it.")
+        int,
+        typer.Option(
+            "--pid", metavar="PID", min=1, help="The process to freeze, together with all its child processes."
+        ),
     ],
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder in which the image is made.")],
     leave_running: Annotated[
@@ -48,11 +51,11 @@ def freeze(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Freeze a process and all processes below it into an image.
+    """Freeze a process and all its child processes into an image.
 
-    The image holds the memory of the processes, with all passwords in it. Only you can read it. Pages of memory that
-    are the same in the newest image of the folder are not stored again, so keep the images that `safepoint images
-    show` names. If something fails, the processes run on, and there is no image.
+    The image holds the memory of the processes, with all passwords in it. Only root can read it. An image can use
+    pages of older images in the folder instead of storing them again. `safepoint images show` names the images that
+    an image needs: keep them. If something fails, the processes run on, and there is no image.
 
     Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such process; 11 another process writes
     to the folder; 16 this machine has no CRIU 4.2 or newer, you are not root, or the driver of a GPU that a process
