@@ -26,7 +26,7 @@ _COMMANDS = (
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
     ("dashboard", "dashboard:dashboard", "Show jobs and checkpoints in a browser, and act on them."),
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
-    ("freeze", "images:freeze", "Freeze a process and all processes below it into an image."),
+    ("freeze", "images:freeze", "Freeze a process and all its child processes into an image."),
     ("thaw", "images:thaw", "Restore the processes of an image; they go on where they were frozen."),
     ("images", "images:app", "List, show and check the process images in a folder."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),

@@ -45,8 +45,11 @@ TRAINER = TransformersTrainer(train)
         (lambda client: TrainerClient(LocalConfig), r"the class LocalConfig.*use TrainerClient\(LocalConfig\(\)\)"),
         (lambda client: TrainerClient(KubernetesBackendConfig), r"use TrainerClient\(KubernetesBackendConfig\(\)\)"),
         (lambda client: TrainerClient("local"), "backend_config must be a configuration of a backend, not 'local'"),
-        (lambda client: client.train(TRAINER), r"first argument .* is the runtime.*train\(trainer=…\)"),
-        (lambda client: client.train(kubeflow.CustomTrainer(func=train)), "first argument of train is the runtime"),
+        (lambda client: client.train(TRAINER), r"first argument .* must be the runtime.*train\(trainer=…\)"),
+        (
+            lambda client: client.train(kubeflow.CustomTrainer(func=train)),
+            "first argument of train must be the runtime",
+        ),
         (lambda client: client.train(runtime=3), "runtime must be the name of a runtime"),
         (lambda client: client.train(trainer=train), "trainer must be a trainer, not a function"),
         (lambda client: client.train(trainer=TransformersTrainer), "not the class TransformersTrainer"),

@@ -57,7 +57,7 @@ def freeze(
     pages of older images in the folder instead of storing them again. `safepoint images show` names the images that
     an image needs: keep them. If something fails, the processes run on, and there is no image.
 
-    Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such process; 11 another process writes
+    Exit codes: 1 a process cannot be frozen, and all processes run on; 10 there is no such process; 11 another process writes
     to the folder; 16 this machine has no CRIU 4.2 or newer, you are not root, or the driver of a GPU that a process
     uses has no checkpoint API.
     """
@@ -95,8 +95,8 @@ def thaw(image: _Image, as_json: _Json = False) -> None:
     """Restore the processes of an image; they go on where they were frozen.
 
     The whole image is checked first. Restoring runs the program in the image: restore only images that you, or people
-    whom you trust, have made. If a process of this machine has the number of one in the image, the processes are
-    restored in a PID namespace of their own.
+    whom you trust, have made. If a process number in the image is in use on this machine, the processes are restored
+    in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 14 the image is damaged; 16 this machine has no CRIU 4.2 or
     newer, you are not root, or the memory of GPUs cannot be restored here.
@@ -116,7 +116,7 @@ def thaw(image: _Image, as_json: _Json = False) -> None:
         "has_own_namespace": restored.in_namespace,
         "program": manifest.parts[0].program,
     }
-    where = " in a PID namespace of its own" if restored.in_namespace else ""
+    where = " in a new PID namespace" if restored.in_namespace else ""
     print_answer(as_json, document, [f"{name}: {manifest.parts[0].program} runs as process {restored.pid}{where}"])
 
 

@@ -149,7 +149,7 @@ def _store(where: str, given: Any) -> tuple[dict[str, str], dict[str, str]]:
     if len(keys) == 1:
         raise UsageError(
             f"{where} has only one of access_key_id and secret_access_key; nothing was started",
-            hint="set both of them, or neither: then the variables AWS_* of the job are used",
+            hint="set both of them; or set neither, to use the variables AWS_* of the job",
         )
     env = {"AWS_ENDPOINT_URL_S3": without_credentials(given.endpoint)} if given.endpoint else {}
     env |= {"AWS_REGION": given.region} if given.region else {}

@@ -302,7 +302,9 @@ def storage(
     notes = notes_of(plan, is_keep_assumed=save_total_limit is None and given.keep is None)
     warnings = [*given.notes, *warnings_of(plan), *_slow(speeds)]
     if layouts is not None and given.measured_bytes is not None:
-        notes.append(f"the size of the checkpoint that {given.source} has is not used: it has another layout")
+        notes.append(
+            f"the size of the checkpoint that {given.source} has is not used, because this checkpoint has another layout"
+        )
     document = document_of(plan, source=given.source, warnings=warnings, notes=notes)
     lines = lines_of(plan, source=given.source, warnings=warnings, notes=notes)
     drawn = [("", plan)]
@@ -377,7 +379,7 @@ def _seconds(option: str, text: str | None) -> float | None:
 
 
 def _unused_speeds(speeds: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Those that change nothing in the comparison of two layouts."""
+    """The speeds that change nothing in the comparison of two layouts."""
     return {option: speeds[option] for option in ("--upload-speed", "--disk-speed")}
 
 
