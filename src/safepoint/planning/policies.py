@@ -309,8 +309,8 @@ POLICIES = {
         replace(
             _SAFEPOINT,
             name="safepoint-replicas",
-            description="Like `safepoint-snapshots`, with copies of the snapshots in the memory of other machines. Safepoint "
-            "cannot make these copies yet.",
+            description="Like `safepoint-snapshots`, with copies of the snapshots in the memory of other machines. "
+            "Safepoint cannot make these copies yet.",
             longest_interval_s=3600.0,
             keeps_memory=True,
             snapshots=True,

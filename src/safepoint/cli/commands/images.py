@@ -57,9 +57,9 @@ def freeze(
     pages of older images in the folder instead of storing them again. `safepoint images show` names the images that
     an image needs: keep them. If something fails, the processes run on, and there is no image.
 
-    Exit codes: 1 a process cannot be frozen, and all processes run on; 10 there is no such process; 11 another process writes
-    to the folder; 16 this machine has no CRIU 4.2 or newer, you are not root, or the driver of a GPU that a process
-    uses has no checkpoint API.
+    Exit codes: 1 a process cannot be frozen, and all processes run on; 10 there is no such process; 11 another
+    process writes to the folder; 16 this machine has no CRIU 4.2 or newer, you are not root, or the driver of a GPU
+    that a process uses has no checkpoint API.
     """
     from safepoint.transparent.criu.program import find_criu
 

@@ -180,8 +180,8 @@ def _memory(spec: ClusterSpec) -> list[str]:
         result = "training would wait for each save" if needs.snapshot_bytes else "the pod would be OOM-killed"
         return [f"{what}, and --memory {given} leaves too little for them: {result}"]
     return [
-        f"{what}, in addition to what the training needs; the memory of the pod must have room for both. Safepoint does "
-        "not know how much the training needs, so it did not change the requested memory"
+        f"{what}, in addition to what the training needs; the memory of the pod must have room for both. Safepoint "
+        "does not know how much the training needs, so it did not change the requested memory"
     ]
 
 

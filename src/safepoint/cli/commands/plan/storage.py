@@ -303,7 +303,8 @@ def storage(
     warnings = [*given.notes, *warnings_of(plan), *_slow(speeds)]
     if layouts is not None and given.measured_bytes is not None:
         notes.append(
-            f"the size of the checkpoint that {given.source} has is not used, because this checkpoint has another layout"
+            f"the size of the checkpoint that {given.source} has is not used, because this checkpoint has another "
+            "layout"
         )
     document = document_of(plan, source=given.source, warnings=warnings, notes=notes)
     lines = lines_of(plan, source=given.source, warnings=warnings, notes=notes)
