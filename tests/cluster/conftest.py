@@ -1,15 +1,13 @@
 """One cluster for all tests of the lane, and a namespace for each."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import jobs
-from tests.support.cluster import programs
 from tests.support.cluster.figures import Figures
-from tests.support.cluster.running import RunningCluster, at, running_cluster
+from tests.support.cluster.running import RunningCluster, chosen_cluster
 from tests.support.cluster.workspace import Workspace, workspace
 
 _FIGURES = Figures()
@@ -34,15 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
-    running_one = os.environ.get("SAFEPOINT_TEST_CLUSTER")
-    if running_one:  # the folder of `python -m tests.support.cluster up`
-        yield at(Path(running_one))
-        return
-    reason = programs.unavailable()
-    if reason:
-        pytest.skip(f"no cluster: {reason}")
-    with running_cluster() as running:
-        yield running
+    with chosen_cluster() as chosen:
+        yield chosen
 
 
 @pytest.fixture

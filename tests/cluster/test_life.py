@@ -64,7 +64,7 @@ def test_a_job_on_two_pods_is_suspended_and_goes_on(team: Workspace) -> None:
     assert done.document["state"] == "Suspended"
     assert done.document["was_saved"] is True
     step = done.document["safe_step"]
-    assert (team.folder / "tiny" / f"checkpoint-{step}" / "safepoint-manifest.json").exists()
+    assert step in team.steps("tiny")
     assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
     wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
     assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
@@ -87,13 +87,14 @@ def test_a_job_gets_more_nodes_and_fewer(team: Workspace, tmp_path: Path) -> Non
         assert done.code == 0, done.stderr
         assert (done.document["num_nodes"], done.document["created"]) == (nodes, first["created"])
         step = done.document["safe_step"]
-        assert (team.folder / "tiny" / f"checkpoint-{step}" / "safepoint-manifest.json").exists()
+        assert step in team.steps("tiny")
         found = wait(team, "tiny", trains_at(step + 2), 180)
         assert found["num_nodes"] == nodes
         assert len(team.get("pods")["items"]) == nodes
     ended = wait(team, "tiny", lambda job: job["state"] == "Complete", 240)
     assert ended["progress"]["step"] == ended["progress"]["max_steps"]
-    assert [attempt["num_nodes"] for attempt in ended["attempts"]] == [1, 2]
+    assert [attempt["num_nodes"] for attempt in ended["attempts"]] == [1, 2, 1]
+    assert ended["attempts"][-1]["outcome"] == "Complete"
     output = team.folder / "tiny"
     resumed = [event["step"] for event in jobs.read_events(output, "resumed")]
     assert len(resumed) == 2

@@ -1,5 +1,9 @@
 """Older releases of Kubeflow Trainer, each on a cluster of its own."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +12,11 @@ import pytest
 from tests.cluster.test_life import ON, submit, wait
 from tests.cluster.test_restricted import IN_QUEUE, live
 from tests.support.cluster import programs
-from tests.support.cluster.running import RunningCluster, running_cluster
+from tests.support.cluster.running import RunningCluster, own_cluster
 from tests.support.cluster.workspace import QUEUE, Workspace, apply, queue_objects, restrict, workspace
 from tests.support.commands import safepoint
 from tests.support.jobs import TINY
+from tests.support.patience import PATIENCE
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -19,10 +24,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module", params=programs.OLDER)
 def old_cluster(request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
     """A cluster with an older Trainer."""
-    reason = programs.unavailable()
-    if reason or programs.missing(with_older=True):
-        pytest.skip(reason or "`python -m tests.support.cluster build older` builds the older Trainers")
-    with running_cluster(programs.OLDER[request.param]) as cluster:
+    if programs.missing(with_older=True):
+        pytest.skip("`python -m tests.support.cluster build older` builds the older Trainers")
+    with own_cluster(programs.OLDER[request.param]) as cluster:
         yield cluster
 
 
@@ -87,3 +91,29 @@ def test_a_restricted_life(options: tuple[str, ...], old_team: Workspace, reques
         apply(old_team.cluster, queue_objects(old_team.namespace, cpu="2"))
     submit(old_team, "tiny", "--nnodes", "2", *options)
     live(old_team, "tiny", lambda job: job["state"] == "Running" and trains(old_team))
+
+
+def test_the_safe_point_of_a_job_that_another_program_suspends(
+    old_team: Workspace, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Trainer 2.1 has no status server: an open `watch` sees the message of the pod, and keeps the step."""
+    if request.node.callspec.params["old_cluster"] != "2.1":
+        pytest.skip("its pods post the step")
+    submit(old_team, "tiny")
+    wait(old_team, "tiny", lambda job: job["state"] == "Running" and trains(old_team))
+    command = [sys.executable, "-P", "-m", "safepoint.cli.main", "watch", "tiny", "--json", *ON, old_team.namespace]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1"}
+    output = tmp_path / "output"
+    with output.open("w") as stream:
+        watcher = subprocess.Popen(command, env=environ, stdout=stream, stdin=subprocess.DEVNULL)
+    try:
+        wait(old_team, "tiny", lambda _: bool(output.read_text()))
+        old_team.kubectl("patch", "trainjob", "tiny", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+        assert watcher.wait(100 * PATIENCE) == 0
+    finally:
+        watcher.kill()
+        watcher.wait()
+    [*_, saved] = old_team.steps("tiny")
+    assert json.loads(output.read_text().splitlines()[-1])["safe_step"] == saved
+    found = wait(old_team, "tiny", lambda job: job["state"] == "Suspended")
+    assert found["safe_step"] == saved

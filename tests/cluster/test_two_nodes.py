@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_faults import TRIALS, Fault, assert_costs_nothing, last_pod
-from tests.support.cluster import faults, programs
+from tests.support.cluster import faults
 from tests.support.cluster.figures import Figures
-from tests.support.cluster.running import RunningCluster, running_cluster
+from tests.support.cluster.running import RunningCluster, own_cluster
 from tests.support.cluster.workspace import Workspace, workspace
 from tests.support.patience import PATIENCE
 
@@ -19,10 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout((600 if TRIALS == 1 else 180
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[RunningCluster]:
     """A cluster of its own."""
-    reason = programs.unavailable()
-    if reason:
-        pytest.skip(f"no cluster: {reason}")
-    with running_cluster(num_nodes=2) as cluster:
+    with own_cluster(num_nodes=2) as cluster:
         yield cluster
 
 

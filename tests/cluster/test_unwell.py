@@ -18,8 +18,7 @@ from tests.cluster.test_broken import is_one_sentence, try_submit
 from tests.cluster.test_doctor import user
 from tests.cluster.test_killed import submission
 from tests.cluster.test_life import ON, submit, trains_at, wait
-from tests.support.cluster import programs
-from tests.support.cluster.running import RunningCluster, running_cluster
+from tests.support.cluster.running import RunningCluster, own_cluster
 from tests.support.cluster.slow_server import slow_server
 from tests.support.cluster.tokens import token_of
 from tests.support.cluster.workspace import Workspace, apply, workspace
@@ -171,9 +170,7 @@ def test_a_webhook_that_does_not_answer(team: Workspace, tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def without_trainer() -> Iterator[RunningCluster]:
     """Kubernetes alone."""
-    if reason := programs.unavailable():
-        pytest.skip(f"no cluster: {reason}")
-    with running_cluster({}) as cluster:
+    with own_cluster({}) as cluster:
         yield cluster
 
 
@@ -206,9 +203,7 @@ def test_without_trainer(without_trainer: RunningCluster, tmp_path: Path, monkey
 @pytest.fixture(scope="module")
 def without_kueue() -> Iterator[RunningCluster]:
     """A cluster that has no queues."""
-    if reason := programs.unavailable():
-        pytest.skip(f"no cluster: {reason}")
-    with running_cluster({"jobset": "0.12.0", "trainer": "2.3.0"}) as cluster:
+    with own_cluster({"jobset": "0.12.0", "trainer": "2.3.0"}) as cluster:
         yield cluster
 
 

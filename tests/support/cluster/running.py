@@ -1,4 +1,4 @@
-"""Starts a test cluster in namespaces of its own, and ends it without a trace."""
+"""The cluster of the tests: one that this machine starts and ends without a trace, or one that runs elsewhere."""
 
 import contextlib
 import itertools
@@ -13,10 +13,15 @@ import uuid
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support.cluster import programs
 from tests.support.patience import PATIENCE
 
+EXISTING = "SAFEPOINT_TEST_CLUSTER"
+"""The variable with the context of a cluster that runs already."""
 _READY_WITHIN_S = 240
 _CPU_SHARES = 8 * 1024
 """As much as eight processes that are in no group."""
@@ -24,26 +29,60 @@ _COUNT = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningCluster:
-    """A running cluster.
+class LocalParts:
+    """What tests can reach of a cluster only because this machine has started it.
 
     Args:
-        kubeconfig: of an administrator; works on this machine.
         folder: its files; `logs` holds the output of its programs.
         host: the address at which pods reach this machine.
         process: the id of its first process on this machine.
     """
 
-    kubeconfig: Path
     folder: Path
     host: str
     process: int
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCluster:
+    """A running cluster. What only a cluster of this machine has skips the test on another one, with the reason.
+
+    Args:
+        kubeconfig: of an administrator, with one context, `test`; works on this machine.
+        kubectl_program: the path of kubectl.
+        parts: None for a cluster that this machine has not started.
+    """
+
+    kubeconfig: Path
+    kubectl_program: str
+    parts: LocalParts | None = None
+
+    def local(self, why: str) -> LocalParts:
+        """The parts of a cluster of this machine. On another cluster, skip the test.
+
+        Args:
+            why: what the test does with them.
+        """
+        if self.parts is None:
+            pytest.skip(f"{why}, and {EXISTING} names a cluster that this machine has not started")
+        return self.parts
+
     @property
-    def addons(self) -> dict[str, str]:
-        """What it has besides Kubernetes, by name and release."""
-        found: dict[str, str] = json.loads((self.folder / "plan.json").read_text())["addons"]
-        return found
+    def folder(self) -> Path:
+        """The files of the cluster."""
+        return self.local("it uses files of the cluster's programs").folder
+
+    @property
+    def host(self) -> str:
+        """The address at which pods reach this machine."""
+        return self.local("the pods connect to this machine").host
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether it has Kueue."""
+        if self.parts is None:
+            return "kueue.x-k8s.io" in self.kubectl("api-versions")
+        return "kueue" in json.loads((self.parts.folder / "plan.json").read_text())["addons"]
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl, and return what it prints.
@@ -51,7 +90,7 @@ class RunningCluster:
         Raises:
             RuntimeError: it failed, with what it said.
         """
-        command = [str(programs.folder() / "kubectl"), "--kubeconfig", str(self.kubeconfig), *words]
+        command = [self.kubectl_program, "--kubeconfig", str(self.kubeconfig), *words]
         done = subprocess.run(command, input=stdin, text=True, check=False, capture_output=True)
         if done.returncode != 0:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr.strip()[-1500:]}")
@@ -59,7 +98,8 @@ class RunningCluster:
 
     def inside(self, *words: str) -> list[str]:
         """The command that runs `words` in the cluster's namespaces."""
-        return ["nsenter", "--target", str(self.process), "--mount", "--net", "--pid", *words]
+        process = self.local("it stops programs of the cluster").process
+        return ["nsenter", "--target", str(process), "--mount", "--net", "--pid", *words]
 
 
 def at(folder: Path) -> RunningCluster:
@@ -67,10 +107,82 @@ def at(folder: Path) -> RunningCluster:
     address = str(json.loads((folder / "plan.json").read_text())["address"])
     return RunningCluster(
         kubeconfig=folder / "admin.kubeconfig",
-        folder=folder,
-        host=f"{address.rpartition('.')[0]}.1",
-        process=int((folder / "process").read_text()),
+        kubectl_program=str(programs.folder() / "kubectl"),
+        parts=LocalParts(
+            folder=folder,
+            host=f"{address.rpartition('.')[0]}.1",
+            process=int((folder / "process").read_text()),
+        ),
     )
+
+
+@contextlib.contextmanager
+def existing_cluster(context: str) -> Generator[RunningCluster]:
+    """A cluster that runs already: the context of the user's kubeconfig.
+
+    If the kubeconfig is that of `python -m tests.support.cluster up`, the cluster has its local parts.
+
+    Raises:
+        RuntimeError: there is no kubectl, or no such context.
+    """
+    beside = Path(os.environ.get("KUBECONFIG", "")).parent
+    if (beside / "plan.json").exists() and (beside / "process").exists():
+        yield at(beside)
+        return
+    built = programs.folder() / "kubectl"
+    kubectl = shutil.which("kubectl") or (str(built) if built.exists() else None)
+    if kubectl is None:
+        raise RuntimeError(f"{EXISTING} is set, and there is no kubectl in PATH")
+    command = [kubectl, "config", "view", "--raw", "--minify", "--flatten", f"--context={context}", "-o", "json"]
+    shown = subprocess.run(command, text=True, check=False, capture_output=True)
+    if shown.returncode != 0:
+        raise RuntimeError(f"{EXISTING}={context}: {shown.stderr.strip()[-1500:]}")
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
+        kubeconfig = Path(folder) / "kubeconfig"
+        kubeconfig.touch(mode=0o600)
+        kubeconfig.write_text(json.dumps(_renamed(json.loads(shown.stdout))))
+        yield RunningCluster(kubeconfig=kubeconfig, kubectl_program=kubectl)
+
+
+def _renamed(document: dict[str, Any]) -> dict[str, Any]:
+    """The kubeconfig with one context, whose parts are all named `test`, as those of a cluster of this machine."""
+    [cluster], [context] = document["clusters"], document["contexts"]
+    user = next((one["user"] for one in document.get("users") or []), {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": cluster["cluster"]}],
+        "users": [{"name": "test", "user": user}],
+        "contexts": [{"name": "test", "context": {**context["context"], "cluster": "test", "user": "test"}}],
+    }
+
+
+@contextlib.contextmanager
+def chosen_cluster() -> Generator[RunningCluster]:
+    """The cluster that SAFEPOINT_TEST_CLUSTER names, else one that is started here, with all addons.
+
+    Without the programs for it, the test is skipped.
+    """
+    context = os.environ.get(EXISTING)
+    if context:
+        with existing_cluster(context) as cluster:
+            yield cluster
+    else:
+        with own_cluster() as cluster:
+            yield cluster
+
+
+@contextlib.contextmanager
+def own_cluster(addons: dict[str, str] | None = None, *, num_nodes: int = 1) -> Generator[RunningCluster]:
+    """A cluster for some tests only, see `running_cluster`; skips them if it cannot be started, or if another one is
+    to be used."""
+    if os.environ.get(EXISTING) and (addons is not None or num_nodes > 1):
+        pytest.skip(f"it starts a cluster of its own, and {EXISTING} names another one")
+    if reason := programs.unavailable():
+        pytest.skip(f"no cluster: {reason}")
+    with running_cluster(addons, num_nodes=num_nodes) as cluster:
+        yield cluster
 
 
 @contextlib.contextmanager

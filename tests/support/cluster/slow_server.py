@@ -65,6 +65,7 @@ def slow_server(
     cluster: RunningCluster, folder: Path, *, delay_s: float = 0.0, most_blocks: int | None = None
 ) -> Generator[Path]:
     """The kubeconfig of an administrator whose requests go through a `SlowServer`."""
+    cluster.local("it is at another address than that in the server's certificate")
     document = json.loads(cluster.kubeconfig.read_text())
     address, port = document["clusters"][0]["cluster"]["server"].removeprefix("https://").split(":")
     server = SlowServer((address, int(port)), delay_s=delay_s, most_blocks=most_blocks)

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Generator, Mapping
 from pathlib import Path
 
-from tests.support.cluster import programs
 from tests.support.cluster.workspace import Workspace
 
 _LOOK_S = 0.05
@@ -56,7 +55,7 @@ class Timeline:
 
     def watch(self) -> None:
         """Note the pods that go, until it is over. While the API server does not answer, begin again."""
-        kubectl = [str(programs.folder() / "kubectl"), "--kubeconfig", str(self._team.cluster.kubeconfig)]
+        kubectl = [self._team.cluster.kubectl_program, "--kubeconfig", str(self._team.cluster.kubeconfig)]
         words = ("-n", self._team.namespace, "get", "pods", "--watch-only", "--output-watch-events", "-o", _EVENT)
         while not self._is_over.is_set():
             with subprocess.Popen(

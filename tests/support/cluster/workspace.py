@@ -1,6 +1,8 @@
 """A namespace of the test cluster with what a team has there: a runtime, a claim, a queue, an object store's keys."""
 
 import json
+import os
+import re
 import sys
 import time
 import uuid
@@ -12,6 +14,7 @@ from typing import Any
 
 from tests.support.cluster.node import HOST_IMAGE
 from tests.support.cluster.running import RunningCluster
+from tests.support.commands import safepoint
 from tests.support.patience import PATIENCE
 
 RUNTIME = "torch-distributed"
@@ -20,6 +23,13 @@ _NOT_IN_PODS = ("obstore", "boto3", "botocore", "lightkube", "kubernetes", "kube
 _RESTARTS = 100
 """How often the pods of a job may restart; Kubernetes' own limit is 6, and some tests kill a job ten times."""
 PRIORITIES = {"low": 10, "high": 1000}
+_IMAGE, _STORAGE_CLASS = "SAFEPOINT_TEST_IMAGE", "SAFEPOINT_TEST_STORAGE_CLASS"
+_OF_NAMESPACE = re.compile(
+    r"configmap/(blocked|kube-root-ca\.crt|openshift-service-ca\.crt)"
+    rf"|trainingruntime\.trainer\.kubeflow\.org/{RUNTIME}"
+    r"|secret/(builder|default|deployer|pipeline)-(dockercfg|token)-[a-z0-9]+"
+)
+"""What a namespace has before the first job: from this module, from Kubernetes, and from OpenShift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +39,30 @@ class Workspace:
     Args:
         cluster: the cluster.
         namespace: its name; unique.
-        folder: what pods see as the root of the claim.
+        claim_folder: the folder of this machine that pods see as the root of the claim; None on a cluster that this
+            machine has not started.
     """
 
     cluster: RunningCluster
     namespace: str
-    folder: Path
+    claim_folder: Path | None
+
+    @property
+    def folder(self) -> Path:
+        """What pods see as the root of the claim."""
+        self.cluster.local("it reads or writes the claim as a folder of this machine")
+        assert self.claim_folder is not None
+        return self.claim_folder
+
+    def steps(self, path: str) -> list[int]:
+        """The steps of the complete checkpoints in a folder of the claim, oldest first."""
+        if self.claim_folder is not None:
+            manifests = (self.claim_folder / path).glob("checkpoint-*/safepoint-manifest.json")
+            return sorted(int(manifest.parent.name.rpartition("-")[2]) for manifest in manifests)
+        place = ("--on", ".", "--namespace", self.namespace)
+        done = safepoint("checkpoints", "list", *place, "--json", f"pvc://{CLAIM}/{path}")
+        assert done.code == 0, done.stderr
+        return sorted(int(one["name"].rpartition("-")[2]) for one in done.document)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl in the namespace."""
@@ -54,11 +82,10 @@ class Workspace:
     def left(self) -> list[str]:
         """The names of all that a job has or leaves in the namespace."""
         kinds = "trainjobs,trainingruntimes,jobsets,jobs,pods,configmaps,secrets"
-        if "kueue" in self.cluster.addons:
+        if self.cluster.has_queues:
             kinds += ",workloads.kueue.x-k8s.io"
         found = self.kubectl("get", kinds, "-o", "name").split()
-        own = {f"trainingruntime.trainer.kubeflow.org/{RUNTIME}", "configmap/blocked", "configmap/kube-root-ca.crt"}
-        return sorted(name for name in found if name not in own)
+        return sorted(name for name in found if not _OF_NAMESPACE.fullmatch(name))
 
 
 def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
@@ -92,6 +119,33 @@ def runtime(name: str = RUNTIME, grace_s: int = 60) -> dict[str, Any]:
         "metadata": {"name": name, "labels": {"trainer.kubeflow.org/framework": "torch"}},
         "spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [job]}}},
     }
+
+
+def given_runtime(cluster: RunningCluster, namespace: str) -> dict[str, Any]:
+    """A TrainingRuntime of the namespace whose pods run an image of a cluster that this machine has not started."""
+    image = os.environ.get(_IMAGE)
+    if not image:
+        found = json.loads(cluster.kubectl("get", "clustertrainingruntime", RUNTIME, "-o", "json"))
+        [job] = found["spec"]["template"]["spec"]["replicatedJobs"]
+        image = job["template"]["spec"]["template"]["spec"]["containers"][0]["image"]
+    document = runtime()
+    document |= {"kind": "TrainingRuntime", "metadata": {**document["metadata"], "namespace": namespace}}
+    pod = document["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    [node] = pod["containers"]
+    node |= {"image": image, "env": [one for one in node["env"] if one["name"] != "PATH"]}
+    for field in ("imagePullPolicy", "volumeMounts"):
+        del node[field]
+    del pod["volumes"]
+    return document
+
+
+def given_storage(namespace: str) -> dict[str, Any]:
+    """A claim of a cluster that this machine has not started."""
+    spec: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "5Gi"}}}
+    if kind := os.environ.get(_STORAGE_CLASS):
+        spec["storageClassName"] = kind
+    metadata = {"name": CLAIM, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 def storage(namespace: str, folder: Path, claim: str = CLAIM) -> list[dict[str, Any]]:
@@ -195,20 +249,32 @@ def queue_objects(namespace: str, cpu: str) -> list[dict[str, Any]]:
 def workspace(cluster: RunningCluster, folder: Path) -> Generator[Workspace]:
     """A namespace of its own, removed afterwards."""
     name = f"team-{uuid.uuid4().hex[:6]}"
+    is_local = cluster.parts is not None
     place = folder / "claim"
     place.mkdir(parents=True)
     place.chmod(0o777)
-    team = Workspace(cluster=cluster, namespace=name, folder=place)
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    apply(cluster, [namespace, runtime(), *storage(name, place)])
+    _apply(cluster, [namespace])
     try:
-        yield team
+        if is_local:
+            _apply(cluster, [runtime(), *storage(name, place)])
+        else:
+            _apply(cluster, [given_runtime(cluster, name), given_storage(name)])
+        yield Workspace(cluster=cluster, namespace=name, claim_folder=place if is_local else None)
     finally:
         cluster.kubectl("delete", "namespace", name, "--wait=true", "--timeout=60s")
-        cluster.kubectl("delete", "pv", "-l", f"team={name}", "--wait=false")
+        if is_local:
+            cluster.kubectl("delete", "pv", "-l", f"team={name}", "--wait=false")
 
 
 def apply(cluster: RunningCluster, objects: list[dict[str, Any]]) -> None:
-    """Create or change objects."""
+    """Create or change objects. Those of the whole cluster are made only on a cluster of this machine."""
+    kinds = sorted({str(one["kind"]) for one in objects if "namespace" not in one["metadata"]})
+    if kinds:
+        cluster.local(f"it makes objects of the whole cluster ({', '.join(kinds)})")
+    _apply(cluster, objects)
+
+
+def _apply(cluster: RunningCluster, objects: list[dict[str, Any]]) -> None:
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)

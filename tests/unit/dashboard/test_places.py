@@ -35,6 +35,8 @@ class Cluster:
         self.actors: list[str] = []
         self.state = JobState.RUNNING
         self.receipt: Receipt | None = None
+        self.details: dict[str, Any] = {"last_lines": [], "queue_place": None}
+        self.can_post = True
 
     @contextlib.contextmanager
     def open(self, actor: str) -> Iterator[Any]:
@@ -44,7 +46,7 @@ class Cluster:
     def jobs(self) -> list[ClusterJob]:
         if self.failure:
             raise StorageError(self.failure, hint="log in again")
-        progress = Progress(time=at(1), state=State.TRAINING, step=self.step, loss=1.0 / self.step, attempt=1)
+        progress = self._progress() if self.can_post else None
         return [
             ClusterJob(
                 name="tiny",
@@ -71,6 +73,15 @@ class Cluster:
                 receipt=self.receipt,
             )
         ]
+
+    def _progress(self) -> Progress:
+        return Progress(time=at(1), state=State.TRAINING, step=self.step, loss=1.0 / self.step, attempt=1)
+
+    def details_of(self, job: ClusterJob) -> dict[str, Any]:
+        return self.details
+
+    def progress_in_log(self, job: ClusterJob) -> Progress | None:
+        return self._progress()
 
     def job(self, name: str) -> ClusterJob:
         found = [job for job in self.jobs() if job.name == name]
@@ -160,6 +171,33 @@ def test_a_job_of_a_cluster_has_a_page(client: TestClient, cluster: Cluster) -> 
     assert (checkpoints.status_code, "is in the cluster" in checkpoints.text) == (200, True)
     for path in ("/storage", "/costs", f"/jobs/{PLACE}/tiny/suspend"):
         assert client.get(path).status_code == 200
+
+
+def test_what_only_status_shows_is_on_the_page(client: TestClient, cluster: Cluster) -> None:
+    """The place in the queue, and how a failed job ended; the document has both, as the command's has."""
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert "wait in the queue" not in text
+    assert "Last lines of the output" not in text
+    cluster.state, cluster.details = JobState.QUEUED, {"last_lines": [], "queue_place": 3}
+    assert "It is number 3 of the jobs that wait in the queue." in client.get(f"/jobs/{PLACE}/tiny").text
+    assert client.get(f"/jobs/{PLACE}/tiny.json").json()["queue_place"] == 3
+    cluster.state, cluster.details = JobState.FAILED, {"last_lines": ["a <b>", "ValueError: x"], "queue_place": None}
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert "Last lines of the output" in text
+    assert "a &lt;b&gt;" in text
+    assert "ValueError: x" in text
+    document = client.get(f"/jobs/{PLACE}/tiny.json").json()
+    assert (document["last_lines"], document["queue_place"]) == (["a <b>", "ValueError: x"], None)
+
+
+def test_the_progress_of_a_job_that_cannot_post_it_is_that_of_its_output(
+    client: TestClient, cluster: Cluster
+) -> None:
+    """As `safepoint status` shows it; a list does not read outputs."""
+    cluster.can_post, cluster.step = False, 42
+    assert client.get("/jobs.json").json()[-1]["progress"] is None
+    assert client.get(f"/jobs/{PLACE}/tiny.json").json()["progress"]["step"] == 42
+    assert ">42<" in client.get(f"/jobs/{PLACE}/tiny").text
 
 
 def test_the_receipt_of_a_cluster_is_shown(client: TestClient) -> None:

@@ -39,17 +39,17 @@ async def job(request: Request) -> Response:
     reader, name = place_and_name(request)
     view = await in_thread(lambda: read_job(reader, name))
     one = view.listed
-    document = status_document(one.job, one.progress, view.output, view.attempts)
+    document = status_document(one.job, view.progress, view.output, view.attempts, view.details)
     return respond(
         request,
         "job.html",
         document,
         view=view,
         job=one.job,
-        progress=one.progress,
+        progress=view.progress,
         reader=reader,
         tone=TONES[one.job.state],
-        safe_step=safe_step(one.job, one.progress),
+        safe_step=safe_step(one.job, view.progress),
         events=event_rows(view.events[-_NUM_EVENTS:]),
         num_events=len(view.events),
         works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),

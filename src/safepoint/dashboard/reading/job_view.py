@@ -9,11 +9,12 @@ from typing import Any, cast
 from safepoint.answers.consequence import Action, actions_of
 from safepoint.answers.situation import sentence_of
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
-from safepoint.jobs.model.job_place import JobPlace
+from safepoint.jobs.model.job_place import HasDetails, JobPlace
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.presentation.drawings import Curve, Timeline, curve_of, metric_names, timeline_of
 from safepoint.progress.metric_history import MetricPoint
+from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
 
 _LAUNCHERS_OWN = {"record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start", "wording"}
@@ -40,6 +41,8 @@ class JobView:
 
     Args:
         listed: the job.
+        progress: its last report; on a cluster to which pods cannot report, what its output says.
+        details: what only `status` and this page say, such as the last lines of a failed job; see `HasDetails`.
         output: its output location; None if it is unknown.
         attempts: oldest first.
         events: oldest first.
@@ -54,6 +57,8 @@ class JobView:
     """
 
     listed: ListedJob
+    progress: Progress | None
+    details: Mapping[str, Any]
     output: str | None
     attempts: tuple[AttemptRecord, ...]
     events: tuple[JobEvent, ...]
@@ -80,16 +85,24 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
     def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord]]:
         return jobs.output_of(job), jobs.attempts(name)
 
+    def ask_more(jobs: JobPlace[Any]) -> tuple[dict[str, Any], Progress | None]:
+        if not isinstance(jobs, HasDetails):
+            return {}, listed.progress
+        return jobs.details_of(job), listed.progress or jobs.progress_in_log(job)
+
     output, attempts = reader.call(ask)
+    details, progress = reader.call(ask_more)
     events = reader.events(listed)
     points = reader.points(listed)
     return JobView(
         listed=listed,
+        progress=progress,
+        details=details,
         output=output,
         attempts=tuple(attempts),
         events=tuple(events),
-        sentence=sentence_of(job, listed.progress),
-        risk=risk_of_suspending(job, listed.progress),
+        sentence=sentence_of(job, progress),
+        risk=risk_of_suspending(job, progress),
         timeline=timeline_of(attempts, events),
         curves=tuple(curve for one in metric_names(points) if (curve := curve_of(one, points)) is not None),
         ranks=_ranks(events),

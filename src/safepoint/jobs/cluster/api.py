@@ -228,12 +228,12 @@ class ClusterApi:
             self._client.request("DELETE", self._path(kind, name), body=body)
 
     def may(self, verb: str, kind: str, *, subresource: str = "") -> bool:
-        """Whether this identity may do `verb` with objects of a kind in the namespace."""
+        """Whether this identity may do `verb` with objects of a kind in the namespace. See `group_of`."""
         attributes = {
             "namespace": None if kind in _OF_CLUSTER else self.namespace,
             "verb": verb,
             "group": self.group_of(kind),
-            "resource": kind,
+            "resource": self.resource_of(kind),
             "subresource": subresource,
         }
         attributes = {name: value for name, value in attributes.items() if value is not None}
@@ -260,7 +260,7 @@ class ClusterApi:
         rules = items(self.create("selfsubjectrulesreviews", body), "status", "resourceRules")
 
         def is_allowed(verb: str, kind: str, subresource: str) -> bool:
-            resource = f"{kind}/{subresource}" if subresource else kind
+            resource = self.resource_of(kind) + (f"/{subresource}" if subresource else "")
             wanted = (("verbs", verb), ("apiGroups", self.group_of(kind)), ("resources", resource))
             unnamed = (rule for rule in rules if not items(rule, "resourceNames"))
             return any(all({"*", text} & set(items(rule, key)) for key, text in wanted) for rule in unnamed)
@@ -278,10 +278,31 @@ class ClusterApi:
             return True
         return True
 
+    def versions_of(self, kind: str) -> list[str]:
+        """The versions in which the cluster has the API group of a kind; empty if it does not have the group, or if
+        you may not read it. Safepoint uses only `version_of`."""
+        try:
+            found = self.read(f"/apis/{self.group_of(kind)}")
+        except (NotFoundError, AccessDeniedError):
+            return []
+        return [str(at(one, "version")) for one in items(found, "versions")]
+
+    def version_of(self, kind: str) -> str:
+        """The version of the API in which Safepoint reads and writes objects of a kind."""
+        return _GROUPS.get(kind, _CORE).rpartition("/")[2]
+
     def group_of(self, kind: str) -> str:
-        """The API group of a kind; empty for the core group, which has no name."""
+        """The API group of a kind; empty for the core group, which has no name.
+
+        A kind may have its group behind a dot, as in kubectl: `localqueues.visibility.kueue.x-k8s.io`.
+        """
+        named = kind.partition(".")[2]
         group = _GROUPS.get(kind, _CORE)
-        return "" if group == _CORE else group.split("/")[1]
+        return named or ("" if group == _CORE else group.split("/")[1])
+
+    def resource_of(self, kind: str) -> str:
+        """The plural of a kind, without its group; see `group_of`."""
+        return kind.partition(".")[0]
 
     def is_of_cluster(self, kind: str) -> bool:
         """Whether objects of this kind belong to the whole cluster, and not to a namespace."""

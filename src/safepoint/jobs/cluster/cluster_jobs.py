@@ -46,6 +46,7 @@ from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.observer import Observer
 from safepoint.jobs.cluster.watches.pod_logs import follow_pods, read_pods
+from safepoint.jobs.cluster.watches.safe_points import SafePoints
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.spec import names_of_secrets
@@ -233,9 +234,13 @@ class ClusterJobs:
         """
         before: set[str] = set()
         found = self.jobs() if name is None else [self.job(name)]
+        safe_points = SafePoints(self._api)
         with JobWatch(self._api) as watch:
             while True:
-                found = self._described(self._observer.all_explained(watch.jobs()))
+                observed = self._observer.all_explained(watch.jobs())
+                found = self._described(observed)
+                for seen in [] if self._is_read_only else observed:
+                    safe_points.keep(seen)
                 if name is None:
                     found = [job for job in found if job.state.is_active or job.name in before]
                     before = {job.name for job in found if job.state.is_active}
@@ -408,6 +413,13 @@ class ClusterJobs:
     def _check_trainer(self) -> None:
         """Raise NotFoundError if the cluster does not have the kind TrainJob."""
         if not self._api.serves("trainjobs"):
+            versions, own = self._api.versions_of("trainjobs"), self._api.version_of("trainjobs")
+            if versions:
+                raise NotFoundError(
+                    f"Kubeflow Trainer on cluster {self.place} has the API {', '.join(versions)}, and this release "
+                    f"of Safepoint uses the API {own}; nothing was done",
+                    hint="install a release of Safepoint that uses this API",
+                )
             raise NotFoundError(
                 f"cluster {self.place} has no Kubeflow Trainer; nothing was done",
                 hint="ask the cluster's administrator to install Kubeflow Trainer, or name another cluster with --on",

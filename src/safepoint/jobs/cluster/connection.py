@@ -4,8 +4,9 @@ Both come from a context of the kubeconfig, from a pod's service account, or fro
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -54,11 +55,14 @@ class Connection:
         name: the cluster's name in messages: the context, `in-cluster`, or the address.
         config: address, certificates and identity. It is excluded from `repr`.
         namespace: the namespace of the jobs.
+        token_now: reads the token of `config` again from its origin, where it may have been renewed. It may raise
+            ConfigError or SafepointError. It is not called if a file or a program gives the token.
     """
 
     name: str
     config: SingleConfig = field(repr=False)
     namespace: str
+    token_now: Callable[[], str | None] | None = field(default=None, repr=False, compare=False)
 
 
 def connect_to(
@@ -88,18 +92,35 @@ def connect_to(
         except (ConfigError, OSError, KeyError) as error:
             raise UsageError(f"this pod's service account cannot be used: {error}") from error
         return _connection("in-cluster", config, namespace)
-    found = _read(_files(file, environ))
+    files = _files(file, environ)
+    found = _read(files)
     name = found.current_context if context is None else context
     if name is None or name not in found.contexts:
         known = ", ".join(sorted(found.contexts)) or "none"
         what = "the kubeconfig has no current context" if name is None else f"the kubeconfig has no context {name!r}"
         raise NotFoundError(f"{what}; its contexts: {known}", hint="`kubectl config get-contexts` lists the contexts")
     try:
-        return _connection(name, found.get(name), namespace)
+        config = found.get(name)
+        return _connection(name, config, namespace, token_now=partial(_token_in, files, name, config))
     except (ConfigError, KeyError) as error:
         raise UsageError(
             f"context {name!r} of the kubeconfig is not complete: {error} is missing", hint=CORRECT
         ) from error
+
+
+def _token_in(files: list[Path], context: str, before: SingleConfig | None) -> str | None:
+    """The token that a context of the kubeconfig has now: a person may have logged in again.
+
+    Raises:
+        ConfigError: the context names another server than `before`, which must not receive this token.
+        SafepointError: the kubeconfig cannot be used any more.
+    """
+    now = _read(files).get(context)
+    if now is None or now.user is None:
+        return None
+    if before is None or now.cluster.server != before.cluster.server:
+        raise ConfigError(f"context {context} now has the address {now.cluster.server}")
+    return now.user.token
 
 
 def connect_with(configuration: Any, *, namespace: str) -> Connection:
@@ -109,23 +130,32 @@ def connect_with(configuration: Any, *, namespace: str) -> Connection:
         configuration: the configuration. Its host, token, certificate authority and client certificate are used.
         namespace: the namespace of the jobs.
     """
-    token = configuration.get_api_key_with_prefix("authorization") or configuration.get_api_key_with_prefix(
-        "BearerToken"
-    )
-    token = token.removeprefix("Bearer ").removeprefix("bearer ") if token else None
+
+    def token_now() -> str | None:
+        # The library calls `refresh_api_key_hook` here, which renews the token.
+        key = configuration.get_api_key_with_prefix
+        found: str | None = key("authorization") or key("BearerToken")
+        return found.removeprefix("Bearer ").removeprefix("bearer ") if found else None
+
     config = KubeConfig.from_one(
         cluster=Cluster(
             server=configuration.host,
             certificate_auth=configuration.ssl_ca_cert,
             insecure=not configuration.verify_ssl,
         ),
-        user=User(token=token, client_cert=configuration.cert_file, client_key=configuration.key_file),
+        user=User(token=token_now(), client_cert=configuration.cert_file, client_key=configuration.key_file),
         namespace=namespace,
     ).get()
-    return _connection(configuration.host, config, namespace)
+    return _connection(configuration.host, config, namespace, token_now=token_now)
 
 
-def _connection(name: str, config: SingleConfig | None, namespace: str | None) -> Connection:
+def _connection(
+    name: str,
+    config: SingleConfig | None,
+    namespace: str | None,
+    *,
+    token_now: Callable[[], str | None] | None = None,
+) -> Connection:
     assert config is not None
     if config.user is None:  # add an empty user, because lightkube requires one
         config = SingleConfig(
@@ -150,7 +180,12 @@ def _connection(name: str, config: SingleConfig | None, namespace: str | None) -
     program = config.user.exec if config.user is not None else None
     if program is not None and program.apiVersion == _EXEC_V1:
         program.apiVersion = _EXEC_KNOWN  # lightkube accepts only v1beta1; the output of the program is the same
-    return Connection(name=name, config=config, namespace=namespace or config.namespace or _DEFAULT_NAMESPACE)
+    return Connection(
+        name=name,
+        config=config,
+        namespace=namespace or config.namespace or _DEFAULT_NAMESPACE,
+        token_now=token_now,
+    )
 
 
 def missing_files(config: SingleConfig) -> list[str]:

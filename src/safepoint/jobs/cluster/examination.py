@@ -61,17 +61,27 @@ _OF_QUEUES = (
         "`submit` accepts the wrong name of a priority class, and the job waits for ever",
     ),
 )
+_VISIBILITY = "visibility.kueue.x-k8s.io"
+_OF_PLACES = (
+    (
+        f"localqueues.{_VISIBILITY}",
+        "pendingworkloads",
+        ("get",),
+        "`status` does not show the place of a job among those that wait in its queue",
+    ),
+)
+"""The right that is needed if the cluster has Kueue's visibility server."""
 _PROGRAMS = (
     (
         "Trainer",
-        "trainer.kubeflow.org",
+        "trainjobs",
         "kubeflow-trainer-controller-manager",
         ("kubeflow-system", "opendatahub", "redhat-ods-applications"),
     ),
-    ("JobSet", "jobset.x-k8s.io", "jobset-controller-manager", ("jobset-system", "openshift-jobset-operator")),
-    ("Kueue", "kueue.x-k8s.io", "kueue-controller-manager", ("kueue-system", "openshift-kueue-operator")),
+    ("JobSet", "jobsets", "jobset-controller-manager", ("jobset-system", "openshift-jobset-operator")),
+    ("Kueue", "workloads", "kueue-controller-manager", ("kueue-system", "openshift-kueue-operator")),
 )
-"""For each program: its name, its API group, its deployment, and the namespaces in which the deployment may be."""
+"""For each program: its name, a kind that it adds, its deployment, and the namespaces where the deployment may be."""
 
 
 def examine_cluster(api: ClusterApi) -> list[Finding]:
@@ -84,7 +94,9 @@ def examine_cluster(api: ClusterApi) -> list[Finding]:
     found = [_cluster(api)]
     groups = {str(at(one, "name")): one for one in items(api.read("/apis"), "groups")}
     found += [_program(api, *program, groups) for program in _PROGRAMS]
-    found += _rights(api, [*_NEEDED, *(_OF_QUEUES if "kueue.x-k8s.io" in groups else ())])
+    of_queues = _OF_QUEUES if "kueue.x-k8s.io" in groups else ()
+    of_places = _OF_PLACES if _VISIBILITY in groups else ()
+    found += _rights(api, [*_NEEDED, *of_queues, *of_places])
     if "trainer.kubeflow.org" in groups:
         found.append(_runtimes(api))
     found.append(_storage(api))
@@ -104,14 +116,23 @@ def _cluster(api: ClusterApi) -> Finding:
 
 
 def _program(
-    api: ClusterApi, title: str, group: str, deployment: str, namespaces: Sequence[str], groups: dict[str, Any]
+    api: ClusterApi, title: str, kind: str, deployment: str, namespaces: Sequence[str], groups: dict[str, Any]
 ) -> Finding:
-    check = title.lower()
+    check, group, own = title.lower(), api.group_of(kind), api.version_of(kind)
     if group in groups:
-        served = ", ".join(str(at(one, "version")) for one in items(groups[group], "versions"))
+        served = [str(at(one, "version")) for one in items(groups[group], "versions")]
         version = _version(api, deployment, namespaces)
         what = f"{title} {version}" if version else f"{title}, but its release cannot be read"
-        return Finding(check=check, status=Status.OK, found=f"{what}; API {served}", why="jobs use it")
+        found = f"{what}; API {', '.join(served)}"
+        if own in served:
+            return Finding(check=check, status=Status.OK, found=found, why="jobs use it")
+        return Finding(
+            check=check,
+            status=Status.FAILURE,
+            found=found,
+            why=f"this release of Safepoint uses the API {own}, which the cluster does not have",
+            fix="install a release of Safepoint that uses this API",
+        )
     if title == "Kueue":
         why = "without Kueue there are no queues: the pods of a job start as soon as a node has room for them"
         return Finding(check=check, status=Status.OK, found="not installed", why=why)
@@ -152,7 +173,7 @@ def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str
         if not missing:
             continue
         has_all = False
-        resource = f"{kind}/{subresource}" if subresource else kind
+        resource = api.resource_of(kind) + (f"/{subresource}" if subresource else "")
         group = api.group_of(kind) or '""'
         role = "ClusterRole" if api.is_of_cluster(kind) else "Role"
         yield Finding(

@@ -7,7 +7,7 @@ either Kueue or a person may have suspended the job.
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +26,7 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     num_restarts,
     other_grace,
     runs_or_is_done,
+    saved_step,
     training_pods,
     why_leaving,
 )
@@ -45,7 +46,8 @@ NODES = f"{DOMAIN}/nodes"
 """The annotation with the number of nodes that a suspended job gets when it is resumed."""
 CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAIN}/safe-step"
 """The annotations of a TrainJob that replaced another one: when the job's first TrainJob was created, the attempts
-before this TrainJob, and the step of the newest checkpoint."""
+before this TrainJob, and the step of the newest checkpoint. A job whose pods cannot post their progress also gets the
+last one, from a command that has seen the end of its pods; see `safe_points`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -63,6 +65,7 @@ class Observed:
         workload: Kueue's Workload, or None.
         events: the events about these objects, the JobSet and its Jobs that explain why the job waits, oldest first.
         target_nodes: if a new TrainJob is about to replace this one, its number of nodes; otherwise None.
+        saved_step: the step that a pod has saved that is gone now, as a watch has seen it; otherwise None.
     """
 
     trainjob: Object
@@ -70,6 +73,7 @@ class Observed:
     workload: Object | None = None
     events: Sequence[Object] = ()
     target_nodes: int | None = None
+    saved_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +116,8 @@ class ClusterJob:
         runtime: the name of its runtime, as `submit` was given it.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
-        attempts: the attempts before this TrainJob. If the job has pods, or will soon have pods, also the current
-            attempt.
+        attempts: the attempts before this TrainJob, and the attempt of this TrainJob if it runs, is about to run, or
+            has run. The starts of one TrainJob count as one attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
         planned: what the plan of its model said when it was submitted, and what was done about it.
@@ -195,14 +199,22 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     begun = _time(at(job, "metadata", "creationTimestamp")) or "1970-01-01T00:00:00Z"
     num_nodes = _whole(notes.get(NODES)) or number(trainer, "numNodes") or max(1, len(training_pods(seen.pods)))
     receipt = read_receipt(notes.get(RECEIPT)) if state is JobState.SUSPENDED else None
-    safe_step = None if progress is None else progress.safe_step
-    if receipt is not None:
-        safe_step = max(receipt.step, safe_step or 0)
+    known = (
+        None if progress is None else progress.safe_step,
+        None if receipt is None else receipt.step,
+        seen.saved_step,
+        saved_step(seen.pods),
+    )
+    safe_step = max((step for step in known if step is not None), default=None)
     grace_s = number_in(_variable(trainer, "SAFEPOINT_GRACE")) or RunSettings().grace_s
+    exit_code = exit_code_of(seen.pods)
     attempts = attempts_before(job)
     attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
+    current = AttemptRecord(number=max(1, attempt), num_nodes=num_nodes, started=begun)
     if state.holds_slots:
-        attempts += (AttemptRecord(number=max(1, attempt), num_nodes=num_nodes, started=begun),)
+        attempts += (current,)
+    elif state.is_over or not training_pods(seen.pods):
+        attempts += _ended(replace(current, exit_code=exit_code), job, state, message, progress)
     return ClusterJob(
         name=name_of(job),
         place=place,
@@ -218,7 +230,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         progress=progress,
         safe_step=_whole(notes.get(SAFE_STEP)) if safe_step is None else safe_step,
         attempt=attempt,
-        exit_code=exit_code_of(seen.pods),
+        exit_code=exit_code,
         is_ours=bool(record),
         uid=str(at(job, "metadata", "uid") or ""),
         runtime=_runtime_of(job, record),
@@ -233,6 +245,20 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         planned=planned_in(record),
         warning=other_grace(seen.pods, grace_s) if record else "",
     )
+
+
+def _ended(
+    current: AttemptRecord, job: Object, state: JobState, message: str, progress: Progress | None
+) -> tuple[AttemptRecord, ...]:
+    """The attempt of a TrainJob that has no pods, with its end; empty if it has never trained, as far as is known."""
+    end = condition(job, "Complete") or condition(job, "Failed")
+    time = _time(at(end, "lastTransitionTime")) or (None if progress is None else _time(progress.time))
+    if time is None:
+        return ()
+    if state.is_waiting and state is not JobState.PREEMPTED:  # what it waits for now is not how it has ended
+        state, message = JobState.SUSPENDED, ""
+    outcome = f"{state}: {message}" if message else str(state)
+    return (replace(current, ended=time, outcome=outcome[:_MOST_MESSAGE]),)
 
 
 def _runtime_of(job: Object, record: Object) -> str:

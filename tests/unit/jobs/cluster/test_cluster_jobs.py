@@ -34,6 +34,7 @@ class Namespace:
     """
 
     has_trainer = True
+    versions: tuple[str, ...] = ()
 
     namespace = "team"
     connection = SimpleNamespace(name="kind")
@@ -54,6 +55,12 @@ class Namespace:
 
     def serves(self, kind: str) -> bool:
         return self.has_trainer
+
+    def versions_of(self, kind: str) -> list[str]:
+        return [*self.versions]
+
+    def version_of(self, kind: str) -> str:
+        return "v1alpha1"
 
     def asked_ahead(self, wanted: list[tuple[str, str]]) -> AbstractContextManager[None]:
         self.asked = [kind for kind, _ in wanted]
@@ -178,6 +185,10 @@ def test_a_cluster_without_trainer_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     commands: list[Callable[[], object]] = [jobs.jobs, lambda: jobs.job("tiny"), lambda: jobs.delete("tiny")]
     for command in commands:
         with pytest.raises(NotFoundError, match="cluster kind has no Kubeflow Trainer"):
+            command()
+    monkeypatch.setattr(Namespace, "versions", ("v1beta1", "v1"))
+    for command in commands:
+        with pytest.raises(NotFoundError, match=r"has the API v1beta1, v1, and .* uses the API v1alpha1"):
             command()
     monkeypatch.setattr(Namespace, "has_trainer", True)
     assert jobs.jobs() == []

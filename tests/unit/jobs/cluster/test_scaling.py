@@ -95,6 +95,18 @@ def test_a_reader_continues_when_the_command_was_killed(
     assert at(successor, "spec", "trainer", "numNodes") == 2
 
 
+def test_the_end_of_an_attempt_is_by_the_clock_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its begin, so that its duration is right whatever the clock of this machine says."""
+    namespace = with_plan(pods=[])
+    namespace.after = ends_pods(namespace)
+    monkeypatch.setattr(namespace, "now_s", lambda: clock.parse_utc("2026-11-23T10:30:00Z"))
+    jobs = ClusterJobs(as_api(namespace))
+    for _ in range(5):
+        found = jobs.job(JOB)
+    first = found.attempts[0]
+    assert (first.started, first.ended) == ("2026-11-23T10:00:00Z", "2026-11-23T10:30:00.000Z")
+
+
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("pods", [[], [running_pod()]])
 def test_a_page_that_is_open_changes_nothing(read: Callable[[ClusterJobs], Any], pods: list[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from safepoint.jobs.cluster.spec import RECORD, ClusterSpec
-from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
+from safepoint.jobs.cluster.state import SAFE_STEP, SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.model.states import JobState
 from safepoint.settings.run_settings import RunSettings
 
@@ -204,6 +204,77 @@ def test_progress_that_openshift_ai_has_read() -> None:
     found = of(job, pod(0), pod(1)).progress
     assert found is not None
     assert (found.step, found.max_steps, found.loss) == (7, 10, 0.25)
+
+
+def posted(job: dict[str, Any], **metrics: int) -> dict[str, Any]:
+    """The job, after its pods have posted to the status server."""
+    listed = [{"name": name, "value": str(value)} for name, value in metrics.items()]
+    job["status"]["trainerStatus"] = {"lastUpdatedTime": "2026-11-23T10:30:00Z", "metrics": listed}
+    return job
+
+
+def test_a_job_that_has_ended_keeps_its_attempt() -> None:
+    """With its end, how it ended, and the exit code of its first pod that failed."""
+    done = condition(posted(trainjob(), currentStep=20, attempt=2), "Complete")
+    done["status"]["conditions"][0]["lastTransitionTime"] = "2026-11-23T10:31:00Z"
+    [found] = of(done).attempts
+    assert (found.number, found.num_nodes, found.started) == (2, 2, "2026-11-23T10:00:00Z")
+    assert (found.ended, found.outcome, found.exit_code) == ("2026-11-23T10:31:00Z", "Complete", None)
+    failed = condition(trainjob(), "Failed", "too many restarts")
+    failed["status"]["conditions"][0]["lastTransitionTime"] = "2026-11-23T10:05:00Z"
+    [found] = of(failed, pod(0, {"terminated": {"exitCode": 11}})).attempts
+    assert (found.number, found.ended, found.exit_code) == (1, "2026-11-23T10:05:00Z", 11)
+    assert found.outcome == "Failed: pod tiny-node-0: exit code 11"
+
+
+def test_a_job_that_is_stopped_keeps_its_attempt() -> None:
+    """Its end is its last report; what a queued job waits for now is not how the attempt has ended."""
+    suspended = posted(trainjob(suspend=True), currentStep=20)
+    suspended["metadata"]["annotations"][SUSPENDED_BY] = "kim"
+    [found] = of(suspended).attempts
+    assert (found.ended, found.outcome) == ("2026-11-23T10:30:00Z", "Suspended: requested by kim")
+    evicted = ("Evicted", "True", "Preempted", "by job b")
+    held = posted(trainjob(suspend=True), currentStep=20)
+    [found] = of(held, workload=workload(evicted)).attempts
+    assert found.outcome == "Preempted: by job b"
+    [found] = of(held, workload=workload(("QuotaReserved", "False", "Pending", "no quota"))).attempts
+    assert found.outcome == "Suspended"
+
+
+def test_a_job_that_has_never_trained_has_no_attempt() -> None:
+    """Neither one that was suspended before it ran, nor one whose queue does not exist."""
+    assert of(trainjob(suspend=True)).attempts == ()
+    never = of(trainjob(suspend=True), workload=workload(("QuotaReserved", "False", "Inadmissible", "no queue")))
+    assert (never.state, never.attempts) == (JobState.INADMISSIBLE, ())
+
+
+def saved(step: Any, code: int = 75) -> dict[str, Any]:
+    """The end of a container."""
+    return {"terminated": {"exitCode": code, "message": json.dumps({"currentStep": step})}}
+
+
+def test_the_safe_step_is_in_the_message_of_a_pod_that_has_ended() -> None:
+    """A cluster without a status server has it nowhere else. The last end of a container is kept when it restarts."""
+    assert of(trainjob(suspend=True), pod(0, saved(40)), pod(1, saved(40))).safe_step == 40
+    assert of(trainjob(), pod(0, lastState=saved(24)), pod(1)).safe_step == 24
+    assert of(trainjob(), pod(0, saved(40), lastState=saved(24)), pod(1)).safe_step == 40
+    assert of(trainjob(), pod(0), pod(1, saved(40))).safe_step is None
+    assert of(posted(trainjob(), safeStep=32), pod(0, lastState=saved(24)), pod(1)).safe_step == 32
+
+
+@pytest.mark.parametrize(
+    "state", [saved(40, code=143), saved("40"), saved(-1), saved(10**16), saved(None), saved([])]
+)
+def test_a_message_without_a_save_is_ignored(state: dict[str, Any]) -> None:
+    """Anyone who may run code in a pod can write any message."""
+    assert of(trainjob(), pod(0, state), pod(1)).safe_step is None
+
+
+def test_what_a_watch_has_seen_is_newer_than_the_annotation() -> None:
+    job = trainjob(suspend=True)
+    job["metadata"]["annotations"][SAFE_STEP] = "16"
+    assert of(job).safe_step == 16
+    assert of(job, saved_step=40).safe_step == 40
 
 
 @pytest.mark.parametrize(

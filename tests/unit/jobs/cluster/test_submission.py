@@ -41,6 +41,22 @@ def test_delete_deletes_what_a_killed_submit_has_left(num_owned: int) -> None:
     assert [name_of(item) for listed in namespace.kept.values() for item in listed] == [name_of(other)]
 
 
+@pytest.mark.parametrize("ahead_s", [-86400, 0, 86400])
+@pytest.mark.parametrize(("age_s", "is_left"), [(60, True), (3600, False)])
+def test_the_age_of_an_object_is_by_the_clock_of_the_cluster(
+    age_s: float, is_left: bool, ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a laptop may be wrong, and another `submit` may be about to create the job of a new object."""
+    namespace = Kept()
+    for kind, item in manifests().before:
+        namespace.create(kind, item)
+    created_s = clock.parse_utc(namespace.kept["configmaps"][0]["metadata"]["creationTimestamp"])
+    monkeypatch.setattr(namespace, "now_s", lambda: created_s + age_s)
+    monkeypatch.setattr(clock, "wall_s", lambda: created_s + age_s + ahead_s)
+    submission.repair(as_api(namespace))
+    assert any(namespace.kept.values()) is is_left
+
+
 def test_an_object_that_the_cluster_is_about_to_delete_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same job was deleted just before: its config map has the same name."""
     namespace, made = Kept(), manifests()

@@ -267,7 +267,7 @@ def repair(api: ClusterApi) -> frozenset[str] | None:
     for kind, item in labelled(api):
         job, age_s = (
             jobs.get(job_of(item)),
-            clock.wall_s() - clock.parse_utc(at(item, "metadata", "creationTimestamp")),
+            api.now_s() - clock.parse_utc(at(item, "metadata", "creationTimestamp")),
         )
         is_due = not items(item, "metadata", "ownerReferences") and (job is not None or age_s > _ORPHAN_S)
         if not is_due or not is_made(api, kind, item):

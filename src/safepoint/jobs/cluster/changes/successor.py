@@ -126,7 +126,7 @@ class Successions:
             },
             separators=(",", ":"),
         )
-        size = len(content) + len(json.dumps(_notes_at_end(old, job, actor, num_nodes)))
+        size = len(content) + len(json.dumps(_notes_at_end(old, job, actor, num_nodes, now=clock.utc_now())))
         if size > _MOST_BYTES:
             raise UsageError(
                 f"job {job.name} was not scaled: the description of its new TrainJob has {size:,} bytes, and "
@@ -178,7 +178,7 @@ class Successions:
 
     def release(self, plan: Plan, old: Object, job: ClusterJob) -> None:
         """Note in the plan how the old TrainJob has stopped, and delete the old TrainJob."""
-        notes = json.dumps(_notes_at_end(old, job, plan.actor, plan.num_nodes))
+        notes = json.dumps(_notes_at_end(old, job, plan.actor, plan.num_nodes, now=clock.as_utc(self._api.now_s())))
         self._api.patch("trainjobs", name_of(plan.document), {"metadata": {"annotations": {ENDED: notes}}})
         # The old TrainJob stays an owner until it is deleted: if a person deletes the plan before that, the objects
         # of the job, which still exists, have to stay.
@@ -232,13 +232,13 @@ def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
     }
 
 
-def _notes_at_end(old: Object, job: ClusterJob, actor: str, num_nodes: int) -> dict[str, str]:
+def _notes_at_end(old: Object, job: ClusterJob, actor: str, num_nodes: int, *, now: str) -> dict[str, str]:
     """The annotations of the successor about the attempts before it, and about the newest checkpoint."""
     ended = AttemptRecord(
         number=max(1, job.attempt),
         num_nodes=int(at(old, "spec", "trainer", "numNodes") or 1),
         started=str(at(old, "metadata", "creationTimestamp")),
-        ended=clock.utc_now(),
+        ended=now,
         outcome=f"Suspended: {actor} changed the number of nodes to {num_nodes}",
     )
     notes = {HISTORY: json.dumps([dataclasses.asdict(attempt) for attempt in (*attempts_before(old), ended)])}

@@ -1,9 +1,12 @@
 """Which pods belong to a job, which of them train, and how their containers ended. This module sends no requests."""
 
+import contextlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from safepoint.errors import ExitCode
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -14,6 +17,7 @@ NODE = "node"
 """The usual name of the replicated job that trains. The container that trains always has this name."""
 INITIALIZERS = ("dataset-initializer", "model-initializer")
 """The names of the replicated jobs that fetch the dataset and the model before the pods train."""
+_MOST_STEPS = 10**15
 _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 
@@ -103,6 +107,38 @@ def how_ended(pod: Object) -> str:
     reason = str(at(ended, "reason") or "")
     code = at(ended, "exitCode")
     return "out of memory (OOMKilled)" if reason == "OOMKilled" else f"exit code {code}"
+
+
+def message_at_end(ended: Any) -> Any:
+    """What the pod wrote when its container ended with a save (its termination message); None if it did not save.
+
+    Args:
+        ended: the field `terminated` of the container's state.
+    """
+    if at(ended, "exitCode") != ExitCode.INTERRUPTED_SAVED:
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(str(at(ended, "message") or ""))
+    return None
+
+
+def saved_step(pods: Iterable[Object]) -> int | None:
+    """The newest step that the pod of node 0 has saved at its end, or before its last restart; None if it reports
+    no save."""
+    steps: list[int] = []
+    for pod in pods:
+        if not is_training_pod(pod) or node_of(pod) != 0:
+            continue
+        for state in ("state", "lastState"):
+            step = step_in(message_at_end(at(container_status(pod), state, "terminated")))
+            steps += [] if step is None else [step]
+    return max(steps, default=None)
+
+
+def step_in(message: Any) -> int | None:
+    """The step in a termination message; None if it has none. A pod may write any text."""
+    step = at(message, "currentStep")
+    return step if type(step) is int and 0 <= step <= _MOST_STEPS else None
 
 
 def exit_code_of(pods: Sequence[Object]) -> int | None:

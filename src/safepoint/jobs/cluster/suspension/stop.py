@@ -23,6 +23,7 @@ from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, des
 from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
 from safepoint.jobs.cluster.suspension.save_request import request_save
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
+from safepoint.jobs.cluster.watches.safe_points import SafePoints
 from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import this_user
 from safepoint.jobs.model.states import JobState
@@ -95,6 +96,8 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
     receipt = _later(requested, receipt_of(ends.checkpoint, output=job.output, was_requested=False, reason=reason))
     if receipt is not None and receipt != requested:
         api.patch("trainjobs", name, {"metadata": {"annotations": {RECEIPT: _text(receipt)}}})
+    if receipt is None:
+        SafePoints(api).keep(replace(seen, saved_step=ends.safe_step))
     is_held = requested is not None and receipt is requested and clock.monotonic_s() - saved_s < _HELD_S
     safe_step = ends.safe_step if ends.safe_step is not None else job.safe_step
     if receipt is not None:

@@ -4,12 +4,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 from safepoint.errors import AccessDeniedError, SafepointError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.objects import Object, at, name_of, size_of
-from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL
+from safepoint.jobs.cluster.objects import Object, at, name_of, size_of, texts
+from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, own_pods, saved_step
 from safepoint.jobs.cluster.state import Observed
 from safepoint.jobs.cluster.transport.failures import TooMuchError
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
@@ -79,6 +80,8 @@ class JobWatch:
         self._unanswered: dict[str, tuple[float, str, SafepointError]] = {}
         """By kind, while its objects cannot be watched: since when, on the monotonic clock and in UTC, and why."""
         self._has_warned = False
+        self._saved: dict[str, int] = {}
+        """By job, the step that a pod has saved at its end. The cluster deletes the pods of a preempted job."""
 
     def __enter__(self) -> "JobWatch":
         for kind in _KINDS:
@@ -96,7 +99,8 @@ class JobWatch:
         self._has_changed.clear()
 
     def jobs(self) -> list[Observed]:
-        """Each job with its TrainJob, its pods and its Workload (Kueue's object for a job in a queue).
+        """Each job with its TrainJob, its pods and its Workload (Kueue's object for a job in a queue), and with the
+        step that its pods have saved since this watch began.
 
         Raises:
             AccessDeniedError: you may not watch TrainJobs or pods.
@@ -107,7 +111,9 @@ class JobWatch:
         self._warn_if_old()
         with self._lock:
             trainjobs, pods, workloads = (self._objects[kind].objects for kind in _KINDS)
-        return objects_of_jobs(trainjobs, pods, workloads)
+            saved = {**self._saved}
+        found = objects_of_jobs(trainjobs, pods, workloads)
+        return [replace(seen, saved_step=saved.get(name_of(seen.trainjob))) for seen in found]
 
     def _warn_if_old(self) -> None:
         """Log one warning for each time for which the API server does not answer."""
@@ -178,4 +184,14 @@ class JobWatch:
                 self._objects[kind].drop(item)
             else:
                 self._objects[kind].add(item)
+            if kind == "pods":
+                self._note_save(item)
+            elif kind == "trainjobs" and what == "DELETED":
+                self._saved.pop(name_of(item), None)
         self._has_changed.set()
+
+    def _note_save(self, pod: Object) -> None:
+        """Keep the step that a pod has saved at its end."""
+        job, step = texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), saved_step([pod])
+        if step is not None and own_pods(job, [pod]) and len(self._saved) < _MOST_OBJECTS:
+            self._saved[job] = max(step, self._saved.get(job, 0))

@@ -1,7 +1,6 @@
 """How the pods of a job end: exit codes and termination messages, which are lost when the pods are deleted."""
 
 import contextlib
-import json
 import threading
 from typing import Any
 
@@ -13,8 +12,10 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     JOBSET_LABEL,
     container_status,
     is_training_pod,
+    message_at_end,
     node_of,
     own_pods,
+    step_in,
 )
 from safepoint.progress.trainer_status import CHECKPOINT
 
@@ -98,8 +99,6 @@ class PodEnds:
         if len(name) > _MOST_NAME or (len(self._codes) >= _MOST_PODS and name not in self._codes):
             return
         self._codes[name] = code
-        if node_of(pod) == 0 and code == ExitCode.INTERRUPTED_SAVED:
-            with contextlib.suppress(ValueError, RecursionError, TypeError, OverflowError):
-                message = json.loads(str(at(ended, "message") or ""))
-                self.checkpoint = at(message, CHECKPOINT)
-                self.safe_step = int(at(message, "currentStep"))
+        if node_of(pod) == 0 and (message := message_at_end(ended)) is not None:
+            self.checkpoint = at(message, CHECKPOINT)
+            self.safe_step = step_in(message)

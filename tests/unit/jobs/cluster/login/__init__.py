@@ -1,0 +1,1 @@
+"""Tests of safepoint.jobs.cluster.login."""
