@@ -158,7 +158,7 @@ class TransformersTrainer(types.CustomTrainer):
             checkpoints. One exception: the path may name a checkpoint of another program in the store, if Safepoint
             has saved no newer one there.
         from_scratch: on the first start of a job, begin a new run at step 0, and move the checkpoints in the output
-            folder aside. With `s3://`, this is refused if the location already holds checkpoints.
+            folder aside. With `s3://`, the start is refused if the location already holds checkpoints.
         allow_batch_change: resume even if the number of samples per step differs from that of the checkpoint.
 
     Raises:
