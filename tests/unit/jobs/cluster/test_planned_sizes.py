@@ -174,9 +174,9 @@ def test_a_grace_period_that_is_too_short_is_stated_and_not_changed() -> None:
     assert said(found, "grace period").startswith(
         "grace period: 60 s, and a save at SIGTERM and its upload take about"
     )
-    assert "it was not changed" in said(found, "grace period")
+    assert "did not set a longer grace period" in said(found, "grace period")
     assert said(found, "grace period").endswith("use --grace 204")
-    assert "it was not changed" not in said(made(grace_s=90), "grace period")
+    assert "did not set a longer grace period" not in said(made(grace_s=90), "grace period")
     assert said(made(grace_s=204), "grace period") == ""
 
 
