@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs test-images test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs install-images test-images test-images-core test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,8 +76,15 @@ test-browser-core: $(INSTALLED) ## of these, the life of a job, the pages on a s
 test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, server and two clients; as root (2 minutes)
 	if $(BIN)/python -m tests.support.nfs install; then $(BIN)/pytest -m long tests/attacks/test_nfs.py; fi
 
-test-images: $(INSTALLED) ## process images of real processes, with CRIU from Debian unstable; as root (5 minutes)
-	if $(BIN)/python -m tests.support.criu install; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images; fi
+install-images: $(INSTALLED)
+	$(BIN)/python -m tests.support.criu install
+
+test-images: $(INSTALLED) ## process images of real processes, with CRIU from Debian unstable; as root (8 minutes)
+	if $(MAKE) install-images; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images; fi
+
+test-images-core: $(INSTALLED) ## of these: frozen and restored bit for bit, whose an image is, damage and a full disk (3 minutes)
+	if $(MAKE) install-images; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images \
+	  -k 'on_bit_for_bit or another_key or damaged or full_folder'; fi
 
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi

@@ -3,7 +3,9 @@
 - each page: the time until its last byte, the processor time of the dashboard (hardly changed by other work on the
   machine), and the bytes over the wire (gzip);
 - an event: from its write by a rank until a viewer has received the change, with 20 viewers connected;
-- processor time and memory, with 20 viewers and nothing that changes, and without viewers.
+- processor time and memory, with 20 viewers and nothing that changes, and without viewers;
+- memory with this machine and a cluster of as many jobs;
+- with Debian's Chromium (`make install-browser`): until a page accepts keys and clicks.
 
 A sixth of the jobs is active, as on a machine with a long history. The jobs have no processes.
 """
@@ -11,6 +13,7 @@ A sixth of the jobs is active, as on a machine with a long history. The jobs hav
 import argparse
 import contextlib
 import http.client
+import importlib.util
 import json
 import math
 import os
@@ -23,6 +26,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cluster_stand_in import stand_in
 from figures import print_load, print_machine, row, verdict
 
 from safepoint.foundation import clock
@@ -35,6 +39,8 @@ from safepoint.progress.record import PROGRESS_NAME, Progress, State
 from safepoint.settings.run_settings import RunSettings
 
 PAGE_GOAL_MS, WIRE_GOAL_KB, EVENT_GOAL_S, IDLE_GOAL_PERCENT, MEMORY_GOAL_MB = 100.0, 150.0, 1.0, 1.0, 80.0
+CLUSTER_GOAL_MB, INTERACTIVE_GOAL_MS = 150.0, 1000.0
+BROWSER = Path("/usr/bin/chromium")
 NUM_JOBS, NUM_STEPS, NUM_EVENTS, NUM_VIEWERS = 1000, 10_000, 500, 20
 STATES = (
     JobState.COMPLETE,
@@ -51,7 +57,7 @@ import sys
 from safepoint.jobs.local import local_jobs
 local_jobs.start_missing_supervisors = lambda history: []
 from safepoint.cli.main import main
-sys.argv = ["safepoint", "dashboard", "--port", "0"]
+sys.argv[:1] = ["safepoint", "dashboard", "--port", "0"]
 main()
 """
 
@@ -122,9 +128,9 @@ def fill(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def served() -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+def served(*options: str) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     """The dashboard: its process, its port, and the cookie of a visitor."""
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", SERVER, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         found = re.search(r":(\d+)(/enter\?token=\S+)", process.stdout.readline())
@@ -193,6 +199,52 @@ def measure_idle(pid: int, seconds: float) -> float:
     before_s = processor_s(pid)
     time.sleep(seconds)  # what is measured is the time in which nothing happens
     return 100 * (processor_s(pid) - before_s) / seconds
+
+
+def measure_cluster(folder: Path) -> None:
+    """Memory of a dashboard with this machine and a cluster, after all its pages were loaded."""
+    with stand_in(folder, num_jobs=NUM_JOBS, num_running=NUM_JOBS // len(STATES)) as kubeconfig:
+        os.environ["KUBECONFIG"] = str(kubeconfig)
+        with served("--on", "local", "--on", "c") as (process, port, cookie):
+            for page in ("/jobs", "/jobs/c/job-0000", "/storage", "/costs", "/jobs?place=c"):
+                before_s = processor_s(process.pid)
+                took_s, size = get(port, cookie, page)
+                busy_ms = 1000 * (processor_s(process.pid) - before_s)
+                print(
+                    f"   {page}, with a cluster: {1000 * took_s:.0f} ms, processor {busy_ms:.0f} ms, "
+                    f"{size / 1000:.1f} kB"
+                )
+            memory = resident_mb(process.pid)
+            print(verdict("memory with a cluster", value=memory, goal=CLUSTER_GOAL_MB, at_most=True, unit="MB"))
+            viewer = Viewer(port, cookie)
+            viewer.start()
+            viewer.connected.wait(30)
+            busy = measure_idle(process.pid, 20)
+            print(f"   a viewer of a cluster, nothing changes: {busy:.1f} % of a core")
+
+
+def measure_browser(port: int, cookie: str, pages: tuple[str, ...], rounds: int) -> None:
+    """Until a page in a real browser has run its scripts, from the beginning of the navigation."""
+    from playwright.sync_api import sync_playwright
+
+    script = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(BROWSER), args=["--no-sandbox"])
+        context = browser.new_context()
+        name, _, value = cookie.partition("=")
+        context.add_cookies([{"name": name, "value": value, "url": f"http://127.0.0.1:{port}"}])
+        page = context.new_page()
+        slowest_ms = 0.0
+        for path in pages:
+            found: list[float] = []
+            for _ in range(rounds):
+                page.goto(f"http://127.0.0.1:{port}{path}", wait_until="load")
+                found.append(page.evaluate(script))
+            print(row(f"{path}, until it is interactive", found, unit="ms"))
+            slowest_ms = max(slowest_ms, sorted(found)[len(found) // 2])
+        browser.close()
+    label = "slowest page until interactive (median)"
+    print(verdict(label, value=slowest_ms, goal=INTERACTIVE_GOAL_MS, at_most=True, unit="ms"))
 
 
 def main() -> None:
@@ -266,6 +318,9 @@ def main() -> None:
             print(verdict(label, value=busy, goal=IDLE_GOAL_PERCENT, at_most=True, unit="% of a core"))
             memory = resident_mb(process.pid)
             print(verdict("memory", value=memory, goal=MEMORY_GOAL_MB, at_most=True, unit="MB"))
+            if BROWSER.exists() and importlib.util.find_spec("playwright") is not None:
+                measure_browser(port, cookie, (*pages[:1], pages[3], *pages[5:]), options.rounds)
+        measure_cluster(Path(text))
     print_load("after")
 
 

@@ -110,3 +110,19 @@ def test_handshakes_that_never_end(home: Path) -> None:
                 one.settimeout(2 * _LIMIT_S)
                 with contextlib.suppress(ConnectionError):
                     assert one.recv(1) == b""
+
+
+def test_many_connections_of_a_session(home: Path) -> None:
+    """A viewer who keeps pages open does not use up the connections of others."""
+    with served(home) as server:
+        viewer = enter(server)
+        server.next_link()
+        operator = enter(server)
+        ask = f"GET /live HTTP/1.1\r\nHost: localhost\r\nCookie: {viewer}\r\n\r\n".encode()
+        with contextlib.ExitStack() as opened:
+            for _ in range(300):
+                one = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+                one.sendall(ask)
+                assert one.recv(1 << 16)
+            assert status(server, "/jobs", operator) == 200
+            assert status(server, "/jobs", viewer) == 200

@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from safepoint.dashboard.settings import DashboardSettings
 from safepoint.errors import AccessDeniedError, ObjectNotFoundError, SafepointError, UsageError
 from safepoint.foundation import clock
 from safepoint.settings.run_settings import RunSettings
@@ -257,3 +258,20 @@ def test_a_token_that_is_not_text(tmp_path: Path) -> None:
     error = failure_of(lambda: StatusTarget(url="http://127.0.0.1:9", token=tmp_path / "token").send(b"{}"))
     assert isinstance(error, OSError)
     assert not isinstance(error, SafepointError)
+
+
+@pytest.mark.parametrize("kind", ["stranger's", "of everyone"])
+def test_the_certificate_of_the_dashboard(kind: str, tmp_path: Path) -> None:
+    """Its owner would know the key, and could pretend to be the dashboard."""
+    path = tmp_path / "shared" / "tls.pem"
+    if kind == "stranger's" and os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    path.parent.mkdir(mode=0o755)
+    path.write_text("a key")
+    if kind == "stranger's":
+        path.parent.chmod(0o1777)
+        os.chown(path, _STRANGER, _STRANGER)
+    else:
+        path.chmod(0o666)
+    with pytest.raises(UsageError, match="nothing was started"):
+        DashboardSettings(tls_certificate=path, tls_key=path)

@@ -16,6 +16,7 @@ import pytest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import StorageError, UsageError
 from safepoint.foundation import environment
+from safepoint.foundation.channels import socket_owner
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.files import FolderLock
 from safepoint.foundation.processes import JOB_VARIABLE, processes_of
@@ -26,7 +27,7 @@ from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.snapshot.keeper_client.process import KeeperProcess
 from safepoint.snapshot.protocol.channel import connect, new_keeper_key
 from safepoint.snapshot.protocol.messages import KeeperPlan
-from safepoint.training.rendezvous import job_secret, socket_owner
+from safepoint.training.rendezvous import job_secret
 from safepoint.training.rendezvous.admission import Gate, Key, RefusedError, SameUser
 from safepoint.training.rendezvous.store_server import StoreServer
 from tests.support.job_values import job_spec

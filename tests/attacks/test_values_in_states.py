@@ -67,6 +67,7 @@ _STATE = {
         ("log_history", [1]), ("log_history", {}), ("stateful_callbacks", [1, 2]), ("stateful_callbacks", {"A": 5}),
         ("stateful_callbacks", {"A": {"attributes": [1]}}), ("num_input_tokens_seen", "x"), ("total_flos", "y"),
         ("best_metric", "abc"), ("best_model_checkpoint", 5), ("train_batch_size", -1), ("num_train_epochs", []),
+        ("train_batch_size", None),
         ("is_local_process_zero", "no"), ("trial_params", "x"), ("compute_steps", 5), ("__class__", 5),
     ],
 )  # fmt: skip

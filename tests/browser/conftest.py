@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-_EXPECTED = ("/live", "404", "ERR_CONNECTION", "htmx:sendError", "htmx:afterRequest")
+_EXPECTED = ("/live", "404", "/enter?token=used", "ERR_CONNECTION", "htmx:sendError", "htmx:afterRequest")
 SignIn = Callable[..., "Page"]
 
 
@@ -86,7 +86,7 @@ def sign_in(browser: "Browser") -> Iterator[SignIn]:
         page = context.new_page()
 
         def note(message: Any) -> None:
-            # Requests fail while the server is away, and a page that does not exist is looked at.
+            # Requests fail while the server is away, and pages that do not exist or are refused are looked at.
             text = f"{message.text} {message.location}"
             if message.type == "error" and not any(one in text for one in _EXPECTED):
                 errors.append(message.text)

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from typing import TYPE_CHECKING
 
 from safepoint.jobs.model.states import JobState
@@ -11,7 +10,7 @@ from tests.support.browser import Served
 from tests.support.jobs_local import Place
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 
 def _train(place: Place, name: str = "tiny", **fields: object) -> None:
@@ -89,11 +88,6 @@ def test_a_job_is_scaled(place: Place, dashboard: Served, sign_in: SignIn) -> No
     page.get_by_text("2 nodes").first.wait_for()
 
 
-def _delay_s(page: "Page", text: str, begun_s: float) -> float:
-    page.get_by_text(text).first.wait_for()
-    return time.time() - begun_s
-
-
 def test_two_viewers_see_a_change_at_once(place: Place, dashboard: Served, sign_in: SignIn) -> None:
     """What one of them does, the other sees without loading the page again."""
     _train(place)
@@ -122,8 +116,19 @@ def test_a_page_outlives_the_server(place: Place, dashboard: Served, sign_in: Si
     dashboard.start()
 
 
+def _press(page: "Page", target: "Locator") -> None:
+    """Move the focus to an element with the Tab key, and press Enter."""
+    target.wait_for()
+    for _ in range(100):
+        if target.evaluate("one => one === document.activeElement"):
+            page.keyboard.press("Enter")
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"the Tab key does not reach {target}")
+
+
 def test_the_keyboard_is_enough(place: Place, dashboard: Served, sign_in: SignIn) -> None:
-    """Search, choose, suspend and resume without a pointer."""
+    """Search, choose, suspend, scale, verify, resume and delete without a pointer."""
     _train(place)
     place.wait_for_saved("tiny", 2)
     page = sign_in(dashboard)
@@ -140,11 +145,34 @@ def test_the_keyboard_is_enough(place: Place, dashboard: Served, sign_in: SignIn
     page.keyboard.press("Escape")
     page.keyboard.press("p")
     page.get_by_role("heading", name="Suspend tiny?").wait_for()
-    button = page.get_by_role("button", name="Suspend")
-    for _ in range(20):
-        if button.evaluate("one => one === document.activeElement"):
-            break
-        page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
+    _press(page, page.get_by_role("button", name="Suspend"))
     page.get_by_role("heading", name="Done", exact=True).wait_for()
     assert place.jobs.job("tiny").state is JobState.SUSPENDED
+
+    back = page.get_by_role("link", name="Back", exact=True)
+    _press(page, back)
+    _press(page, page.get_by_role("link", name="Scale"))
+    number = page.get_by_label("Number of nodes")
+    number.wait_for()
+    while not number.evaluate("one => one === document.activeElement"):
+        page.keyboard.press("Tab")
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("2")
+    _press(page, page.get_by_role("button", name="Scale"))
+    page.get_by_text("The job has 2 nodes now").wait_for()
+
+    _press(page, back)
+    newest = max(place.steps("tiny"))
+    _press(page, page.get_by_role("button", name=f"Verify checkpoint-{newest}"))
+    page.get_by_text("match their digests").wait_for()
+    _press(page, back)
+    page.get_by_role("link", name="Resume", exact=True).first.wait_for()
+    page.keyboard.press("r")
+    page.get_by_role("heading", name="Resume tiny?").wait_for()
+    _press(page, page.get_by_role("button", name="Resume"))
+    page.get_by_text("The job resumes.").wait_for()
+
+    _press(page, back)
+    _press(page, page.get_by_role("link", name="Delete").first)
+    _press(page, page.get_by_role("button", name="Delete"))
+    page.get_by_text("The job is deleted").wait_for()

@@ -1,8 +1,11 @@
 """Each page in light, in dark and on a small screen: nothing overflows, and axe-core finds no violation."""
 
 import os
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -19,11 +22,13 @@ PAGES = {
     "suspend": "/jobs/local/llama-sft-8b/suspend",
     "scale": "/jobs/local/llama-sft-8b/scale",
     "delete": "/jobs/local/reward-model/delete",
+    "resume": "/jobs/local/reward-model/resume?step=800",
     "checkpoints": "/jobs/local/llama-sft-8b/checkpoints",
     "location": "/checkpoints",
     "storage": "/storage",
     "costs": "/costs",
     "missing": "/jobs/local/nothing",
+    "refused": "/enter?token=used",
 }
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},
@@ -39,25 +44,43 @@ def test_every_page_looks_well(samples: Path, dashboard: Served, sign_in: SignIn
     folder = os.environ.get("SAFEPOINT_TEST_PICTURES")
     violations: list[str] = []
     axe = AXE_FILE.read_text()
-    for name, path in PAGES.items():
-        page.goto(f"{dashboard.base}{path}")
-        page.wait_for_load_state("load")
-        if name == "job":
-            page.locator("#checkpoints table").wait_for()
-            page.locator(".plot canvas").first.wait_for()
-        if name == "missing":
-            page.get_by_text("404").wait_for()
+
+    def look_at(name: str) -> None:
         widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert widths[0] <= widths[1], f"{name} is wider than the window: {widths}"
         if folder:
             page.screenshot(path=Path(folder) / f"{name}-{look}.png", full_page=True)
         page.evaluate(axe)  # a policy against inline scripts does not concern the debugger
         found = page.evaluate("axe.run().then(result => result.violations)")
-        violations += [
+        violations.extend(
             f"{name}: {one['id']}: {node['html'][:150]} ({node['failureSummary'][:200]})"
             for one in found
             for node in one["nodes"][:3]
-        ]
+        )
+
+    output = samples / "out" / "llama-sft-8b"
+    for name, path in {**PAGES, "any-location": f"/checkpoints?location={output}"}.items():
+        page.goto(f"{dashboard.base}{path}")
+        page.wait_for_load_state("load")
+        if name == "job":
+            page.locator("#checkpoints table").wait_for()
+            page.locator(".plot canvas").first.wait_for()
+        if name == "checkpoints":
+            page.get_by_label("Copy or export checkpoint-1200").click()
+        if name in {"missing", "refused"}:
+            page.get_by_text("404" if name == "missing" else "401").wait_for()
+        look_at(name)
+    page.goto(f"{dashboard.base}{PAGES['resume']}")
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("The job resumes from step 800.").wait_for()
+    look_at("done")
+    page.get_by_role("button", name="Link for a viewer").click()
+    page.get_by_role("heading", name="A link for a viewer").wait_for()
+    look_at("link")
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    page.get_by_role("button", name="Keyboard shortcuts").click()
+    page.get_by_role("dialog").wait_for()
+    look_at("keys")
     assert not violations, "\n".join(violations)
 
 
@@ -72,3 +95,27 @@ def test_pages_can_be_read_without_a_script(samples: Path, dashboard: Served, si
     assert page.get_by_text("checkpoint-1200").first.is_visible()
     page.goto(f"{dashboard.base}/jobs/local/llama-sft-8b/suspend")
     assert page.get_by_role("button", name="Suspend anyway").is_visible()
+
+
+def test_times_are_those_of_the_viewer(samples: Path, dashboard: Served, sign_in: SignIn) -> None:
+    """In their zone, with the exact time on hover; without a script, in UTC."""
+    page = sign_in(dashboard, timezone_id="Asia/Tokyo", locale="en-GB")
+    page.goto(f"{dashboard.base}/jobs/local/llama-sft-8b/events")
+    shown = page.locator("time[data-exact]").last
+    written = datetime.fromisoformat(str(shown.get_attribute("datetime")))
+    local = written.astimezone(ZoneInfo("Asia/Tokyo"))
+    assert shown.inner_text() == local.strftime("%d/%m, %H:%M:%S")
+    title = str(shown.get_attribute("title"))
+    assert local.strftime("%H:%M:%S") in title
+    assert re.search("GMT\\+9|JST", title)
+
+
+def test_nothing_moves_for_those_who_do_not_want_it(samples: Path, dashboard: Served, sign_in: SignIn) -> None:
+    """What moves otherwise is at rest."""
+    for wish, expected in (("no-preference", True), ("reduce", False)):
+        page = sign_in(dashboard, reduced_motion=wish)
+        script = "[...document.querySelectorAll('*')].map(one => getComputedStyle(one))"
+        moves = page.evaluate(
+            f"{script}.some(one => one.transitionDuration !== '0s' || one.animationName !== 'none')"
+        )
+        assert moves == expected

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
 QUICK = {"first-run", "planning"}
 """Run by `make test`; the others take longer."""
-ON_A_CLUSTER = {"cluster"}
-"""Run by `make test-cluster`: tests/cluster/test_guide.py."""
+ELSEWHERE = {"cluster", "freeze-and-thaw"}
+"""Run by `make test-cluster` and `make test-images`: tests/cluster/test_guide.py and tests/images/test_guide.py."""
 NOT_EXECUTED: dict[str, int] = {"python": 1}
 """How many blocks of a guide are marked as such; each has its reason there."""
 SERVER = "http://127.0.0.1:9000"
@@ -50,7 +50,7 @@ def _guides() -> list[object]:
     return [
         pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.long)
         for path in sorted(GUIDES.glob("*.md"))
-        if path.stem not in ON_A_CLUSTER
+        if path.stem not in ELSEWHERE
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.verify import verify
+from tests.ranks.test_preload import was_copied
 from tests.ranks.test_strategies import assert_same_state
 from tests.support.deepspeed import deepspeed_variables
 from tests.support.equality import finals, same
@@ -44,9 +45,9 @@ _KINDS = {
 }
 
 
-def _start(output: Path, kind: str, *arguments: str) -> Job:
+def _start(output: Path, kind: str, *arguments: str, options: tuple[str, ...] = ()) -> Job:
     env = _DEVICE | (deepspeed_variables() if kind.startswith("zero") else {})
-    return safepoint(output, program=tiny(output, "--end", "end", *_KINDS[kind], *arguments), **env)
+    return safepoint(output, *options, program=tiny(output, "--end", "end", *_KINDS[kind], *arguments), **env)
 
 
 def _end(job: Job, code: int = 0) -> None:
@@ -88,6 +89,19 @@ def test_interrupted_is_uninterrupted(kind: str, tmp_path: Path) -> None:
         job.kill_everything()
     _end(job := _start(output, kind, *_SAVES))
     assert job.events("resumed")[-1]["step"] >= 4
+    _assert_as(reference, output)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "compiled", "workers"])
+def test_a_killed_rank_is_replaced_by_a_copy(kind: str, tmp_path: Path) -> None:
+    """The template has opened no GPU, and its copies train on one; the result is that of new processes."""
+    reference, output = tmp_path / "reference", tmp_path / "run"
+    _end(_start(reference, kind))
+    _end(job := _start(output, kind, *_SAVES, "--crash-step", "6", "--step-ms", "100", options=("--preload",)))
+    starts = job.events("start_timed")
+    assert [event["restart"] for event in starts] == [0, 1]
+    assert all(was_copied(event) for event in starts), job.text
+    assert "import everything by themselves" not in job.text
     _assert_as(reference, output)
 
 

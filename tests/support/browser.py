@@ -17,6 +17,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tests.support.patience import PATIENCE
 
@@ -91,7 +92,7 @@ class Served:
         command = [sys.executable, "-c", code, "dashboard", "--port", str(self.port), *options]
         self._process = subprocess.Popen(command, cwd=self.root, stdout=subprocess.PIPE, text=True)
         self.next_link()
-        self.port = int(self._links[-1].split(":")[2].split("/")[0])
+        self.port = urlsplit(self._links[-1]).port or 0
 
     def next_link(self) -> str:
         """Wait for the next link that the command prints."""

@@ -1,5 +1,6 @@
 """Writes what CRIU writes, and images of it: pagemaps, streams of pages, and a whole dump."""
 
+import random
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -61,3 +62,14 @@ def add_image(location: ImageLocation, folder: Path, processes: Mapping[int, byt
         manifest = store_dumps(image, [dumped], MACHINE, parent=location.parent())
         image.commit(manifest)
     return manifest
+
+
+def random_pages(seed: int, num_pages: int) -> bytes:
+    """Pages that do not compress, the same for the same seed."""
+    return random.Random(seed).randbytes(num_pages * 4096)
+
+
+def same_files(dumped: Path, restored: Path) -> None:
+    """Check that the files for CRIU are those that CRIU has written."""
+    expected = {path.name: path.read_bytes() for path in dumped.glob("*.img")}
+    assert {path.name: path.read_bytes() for path in restored.iterdir()} == expected

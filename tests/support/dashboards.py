@@ -229,10 +229,9 @@ def _events(sample: Sample, age_s: float) -> list[dict[str, Any]]:
         found.append({"time": at(began_s), "event": "attempt_started", "actor": "rank 0", "attempt": number,
                       "run_id": "run", "world_size": 2, "global_batch": 8, "ranks": ranks})  # fmt: skip
         if number > 1:
-            step = sample.step * (number - 1) // sample.attempts
-            found.append(
-                {"time": at(began_s - 1), "event": "resumed", "actor": "rank 0", "step": step, "path": "out"}
-            )
+            step = 800 if number == sample.attempts else sample.step * (number - 1) // sample.attempts
+            found.append({"time": at(began_s - 1), "event": "resumed", "actor": "rank 0", "step": step,
+                          "path": "out", "num_files": 4, "size_bytes": 4000, "duration_s": 0.3})  # fmt: skip
         for index in range(4):
             step = sample.step * (number * 4 + index) // (4 * sample.attempts + 4)
             found.append({"time": at(began_s - part_s * 0.2 * (index + 1)), "event": "saved", "actor": "keeper",

@@ -37,6 +37,7 @@ from safepoint.progress.trainer_status import TrainerStatus
 from safepoint.sdk.upstream import trainer as kubeflow
 from safepoint.settings.run_settings import RunSettings, variable
 from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.protection.keys import ImageKey
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.criu_images import add_image
@@ -209,7 +210,9 @@ def _asked(folder: Path) -> dict[str, Any]:
     for step in (10, 20, 30):
         commit(output, step)
     (output.root / "checkpoint-20" / "model.safetensors").unlink()
-    add_image(ImageLocation(folder / "images"), folder / "dump", {100: b"x" * 4096})
+    for number, key in enumerate((b"1", b"2")):
+        location = ImageLocation(folder / "images", ImageKey(key * 32))
+        add_image(location, folder / f"dump-{number}", {100: b"x" * 4096})
     (folder / "safepoint.toml").write_text("[run]\ngrace = 40\n")
     documents: dict[str, tuple[str, ...]] = {
         "checkpoints list": ("out",),
@@ -222,7 +225,9 @@ def _asked(folder: Path) -> dict[str, Any]:
         "checkpoints repair": ("out", "--dry-run"),
         "images list": ("images",),
         "images show": ("images",),
-        "images verify": ("images", "--deep"),
+        "images verify": ("images/image-1", "--deep"),
+        "images copy": ("images", "copies"),
+        "images prune": ("images", "--keep", "newest=1"),
         "config show": ("--all",),
         "doctor": ("--output-dir", "out"),
         "pack": ("-o", "safepoint.pyz"),

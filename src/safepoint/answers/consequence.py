@@ -124,9 +124,12 @@ def _is_possible(action: Action, job: Job) -> tuple[bool, str]:
     if action is Action.SUSPEND:
         return not state.is_over and state is not JobState.SUSPENDED, f"The job is {state}; there is nothing to stop."
     if action is Action.RESUME:
-        return job.can_resume, f"The job is {state}; only a suspended or failed job can be resumed."
+        why = "it has to be submitted again" if state.is_over else "only a job that has stopped can be resumed"
+        return job.can_resume, f"The job is {state}; {why}."
     if action is Action.SCALE:
-        return state is not JobState.COMPLETE, "The job is Complete. To train further, submit it again."
+        if state.is_over:
+            return job.can_scale, f"The job is {state}. To train further, submit it again."
+        return job.can_scale, "Safepoint did not submit the job, so it is not known whether it would resume."
     return True, ""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from safepoint.foundation import clock
+from safepoint.jobs.model.job_place import Job
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.planning.costs import Happened, JobHistory, read_history
 
@@ -79,10 +80,15 @@ def held_s(attempts: Sequence[AttemptRecord], *, num_slots: int) -> float:
     return total_s
 
 
-def waited_s(created: str, attempts: Sequence[AttemptRecord], history: JobHistory) -> float:
-    """For how many seconds a job has waited for its machines: before its first attempt, and after preemptions."""
+def waited_s(job: Job, attempts: Sequence[AttemptRecord], history: JobHistory) -> float:
+    """For how many seconds a job has waited for its machines: before its first attempt, and after preemptions.
+
+    A job on a cluster that has stopped may have had attempts that are not known.
+    """
     before_s = 0.0
     with contextlib.suppress(ValueError):
-        first_s = clock.parse_utc(attempts[0].started) if attempts else clock.wall_s()
-        before_s = max(0.0, first_s - clock.parse_utc(created))
+        if attempts:
+            before_s = max(0.0, clock.parse_utc(attempts[0].started) - clock.parse_utc(job.created))
+        elif job.state.is_active:
+            before_s = max(0.0, clock.wall_s() - clock.parse_utc(job.created))
     return before_s + sum(past.waiting_s for past in history.interruptions)

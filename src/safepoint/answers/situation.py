@@ -91,14 +91,20 @@ def save_interval_s(progress: Progress) -> float | None:
         return None
 
 
-def sentence_of(job: Summary, progress: Progress | None) -> str:
+def sentence_of(
+    job: Summary, progress: Progress | None, *, queue_place: int | None = None, verified_s: float | None = None
+) -> str:
     """What the job is doing and why, for a person.
 
     Args:
         job: the job.
         progress: its last report.
+        queue_place: its place among the jobs that wait, from 1; None if it does not wait, or if this is not known.
+        verified_s: how long its last resume took to verify the checkpoint, in seconds; None if this is not known.
     """
     why = job.message.rstrip(".")
+    if queue_place is not None:
+        why = f"{why}; number {queue_place} in the queue" if why else f"number {queue_place} in the queue"
     newest = None if progress is None else newest_save(progress)
     if job.state.is_over or job.state is JobState.DELETING:
         return _ended(job, progress, why)
@@ -107,7 +113,7 @@ def sentence_of(job: Summary, progress: Progress | None) -> str:
         at = "nothing is saved" if step is None else f"step {step:,} is saved"
         return f"Suspended: {at}. It continues with “resume”." + (f" {_upper(why)}." if why else "")
     if job.state is JobState.RUNNING and progress is not None and not progress.state.is_end:
-        return _running(progress, newest or "")
+        return _running(progress, newest or "", verified_s)
     beginnings = {
         JobState.CREATED: "Is about to start",
         JobState.QUEUED: "Waits",
@@ -121,11 +127,15 @@ def sentence_of(job: Summary, progress: Progress | None) -> str:
     }
     beginning = beginnings.get(job.state, str(job.state))
     if job.state is JobState.RESUMING and progress is not None and progress.resumed_step is not None:
-        beginning += f" (step {progress.resumed_step:,})"
+        beginning += f" (step {progress.resumed_step:,}{_verified(verified_s)})"
     return f"{beginning}: {why}." if why else f"{beginning}."
 
 
-def _running(progress: Progress, newest: str) -> str:
+def _verified(seconds: float | None) -> str:
+    return "" if seconds is None else f", which was verified in {format_duration(seconds)}"
+
+
+def _running(progress: Progress, newest: str, verified_s: float | None) -> str:
     doing = {
         State.STARTING: "Starts to train",
         State.EVALUATING: "Evaluates",
@@ -133,7 +143,8 @@ def _running(progress: Progress, newest: str) -> str:
     }.get(progress.state, "Trains")
     at = f"step {progress.step:,}" + (f" of {progress.max_steps:,}" if progress.max_steps else "")
     left = f", {format_duration(progress.remaining_s)} left" if progress.remaining_s else ""
-    resumed = f" Resumed from step {progress.resumed_step:,}." if progress.resumed_step is not None else ""
+    step, verified = progress.resumed_step, _verified(verified_s)
+    resumed = f" Resumed from step {step:,}{verified}." if step is not None else ""
     saved = newest if progress.safe_step is None else f"the newest save is {newest}"
     return f"{doing}: {at}{left}; {saved}.{resumed}"
 

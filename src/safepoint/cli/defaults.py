@@ -150,6 +150,28 @@ def effective(
         yield Effective(option=name, value=value, default=default, source=source, origin=origin)
 
 
+def origins_of(context: typer.Context, names: tuple[str, ...]) -> dict[str, str]:
+    """Where the options of a running command are set: the option itself, the variable, or the file and the line.
+
+    Options that have their defaults are left out.
+
+    Args:
+        context: of the command.
+        names: the names of the command, such as `submit`.
+    """
+    root: Any = context.find_root().command
+    found: dict[str, str] = {}
+    files: dict[str, tuple[Any, Setting]] | None = None
+    for name, option in _options(root.load(*names)).items():
+        source = context.get_parameter_source(str(option.name))
+        if source is not None and source.name == "DEFAULT_MAP":
+            files = _file_values(root, names, Configuration.load()) if files is None else files
+            found[name] = files[name][1].place if name in files else "a settings file"
+        elif source is not None and source.name in {"COMMANDLINE", "ENVIRONMENT"}:
+            found[name] = (source.name == "ENVIRONMENT" and _variable(option)) or f"--{name}"
+    return found
+
+
 def check_tables(configuration: Configuration, root: LazyGroup) -> None:
     """Check that every table of the files has the name of a command.
 

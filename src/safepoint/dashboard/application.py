@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from safepoint.dashboard.access.guard import Guard
 from safepoint.dashboard.access.sessions import Sessions
 from safepoint.dashboard.live import Live
-from safepoint.dashboard.pages import actions, checkpoints, entry, job, jobs, overviews
+from safepoint.dashboard.pages import actions, checkpoint_actions, checkpoints, entry, job, jobs, overviews
 from safepoint.dashboard.pages.context import Context, context_of
 from safepoint.dashboard.reading.places import OpenJobs, Places
 from safepoint.dashboard.rendering import Refusal, fail, refuse
@@ -30,7 +30,7 @@ from safepoint.errors import SafepointError
 _STATIC = Path(__file__).parent / "static"
 _SHARED = ("safepoint.presentation", "static")
 _LEAST_COMPRESSED_BYTES = 1024
-_MOST_THREADS = 32
+_MOST_THREADS, _MOST_OUTPUTS = 32, 8
 
 
 async def _live(request: Request) -> Response:
@@ -44,6 +44,7 @@ def all_routes() -> list[BaseRoute]:
         *jobs.routes,
         *job.routes,
         *checkpoints.routes,
+        *checkpoint_actions.routes,
         *overviews.routes,
         Route("/live", _live),
         Mount(
@@ -81,6 +82,7 @@ def make_application(
         sessions=sessions,
         cookie=cookie,
         link_used=link_used,
+        outputs=asyncio.Semaphore(_MOST_OUTPUTS),
     )
 
     @contextlib.asynccontextmanager

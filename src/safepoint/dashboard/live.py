@@ -86,6 +86,7 @@ class Live:
 
     def _look(self, reader: PlaceReader) -> None:
         before: dict[str, object] = {}
+        seen: object = None
         is_first = True
         with contextlib.suppress(SafepointError):
             reader.read()  # so that the first page need not wait for it
@@ -96,15 +97,17 @@ class Live:
             if self._is_closed.is_set():
                 return
             try:
-                found = reader.read()
+                found = reader.read(waits=True)
             except SafepointError:
                 found = None
-            if found is not None:
+            if found is not None and (
+                found.jobs is not seen or is_first
+            ):  # the jobs are the same while nothing changes
                 now = {one.key: _mark(one) for one in found.jobs.values()} | {f"{reader.key}/": found.failure}
                 changed = [key for key in now.keys() | before.keys() if now.get(key) != before.get(key)]
                 if changed and not is_first:
                     self.report(changed)
-                before, is_first = now, False
+                before, seen, is_first = now, found.jobs, False
             self._is_closed.wait(_LOOK_EVERY_S if reader.is_local else _LOOK_AT_CLUSTER_EVERY_S)
 
 

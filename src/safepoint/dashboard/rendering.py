@@ -14,6 +14,7 @@ from safepoint.errors import (
     ExitCode,
     NotFoundError,
     SafepointError,
+    UnsupportedError,
     UsageError,
     without_credentials,
 )
@@ -23,6 +24,7 @@ _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
     (NotFoundError, 404),
     (ConflictError, 409),
     (UsageError, 400),
+    (UnsupportedError, 501),
     (AccessDeniedError, 502),
 )
 
@@ -83,6 +85,12 @@ def json_response(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, 
     whole = versioned(document) if isinstance(document, Mapping) else [versioned(one) for one in document]
     text = without_credentials(json.dumps(whole, separators=(",", ":")))
     return Response(text, status_code=status, media_type="application/json", headers={"vary": "Accept"})
+
+
+def sentence_of_error(error: SafepointError) -> str:
+    """What an error says, with its hint, to show inside of a page."""
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def refuse(refusal: Refusal, state: MutableMapping[str, Any]) -> Response:

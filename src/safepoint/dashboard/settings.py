@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import UsageError
+from safepoint.foundation.environment import open_trusted
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -58,6 +59,8 @@ class DashboardSettings:
         for path in (self.tls_certificate, self.tls_key):
             if path is not None and not path.is_file():
                 raise UsageError(f"{path} is not a file; nothing was started", hint="give the path of a PEM file")
+            if path is not None:
+                _check_trusted(path)
         if not self.is_loopback and not self.has_tls:
             raise UsageError(
                 f"--host {self.host} can be reached from other machines, which could read the cookies without TLS; "
@@ -113,8 +116,21 @@ class DashboardSettings:
         name = self.names[0] if self.names else self.host
         if name in {"0.0.0.0", "::"}:
             name = "localhost"
+        if name == "localhost" and not self.has_tls:
+            # Browsers try ::1 first, where a program of another user may listen, and would get the link.
+            name = "127.0.0.1"
         shown = f"[{name}]" if ":" in name and not name.startswith("[") else name
         return f"{'https' if self.has_tls else 'http'}://{shown}:{port}"
+
+
+def _check_trusted(path: Path) -> None:
+    """Raise UsageError if another user may have written the file: this user would know the key of the dashboard."""
+    try:
+        open_trusted(path).close()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be used: {error.strerror}; nothing was started", hint="use a file that only you may write"
+        ) from error
 
 
 def networks(texts: Sequence[str]) -> tuple[Network, ...]:

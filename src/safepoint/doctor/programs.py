@@ -4,7 +4,6 @@ The programs have a time limit, because a broken driver or a dead file server ca
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from safepoint.foundation.units import format_bytes
 from safepoint.transparent.criu.program import VARIABLE, version_of
 from safepoint.transparent.cuda.driver import INSTALL, TOOL, load_bindings
 from safepoint.transparent.cuda.driver import VARIABLE as TOOL_VARIABLE
+from safepoint.transparent.packages import missing_packages
 
 _TORCH_LIMIT_S, _LIMIT_S = 12.0, 5.0
 _SLOW_IMPORT_S = 8.0
@@ -253,8 +253,10 @@ def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
         return warning(f"{program}: {error.strerror}", "reinstall CRIU")
     named = f"{program}, CRIU {version}"
     if answer.code == 0 and held:
-        if importlib.util.find_spec("lz4") is None:
-            return warning(f"{named}, works, {rights}; lz4 is missing", "pip install 'safepoint[transparent]'")
+        missing = missing_packages()
+        if missing:
+            named = f"{named}, works, {rights}; {', '.join(missing)} missing"
+            return warning(named, "pip install 'safepoint[transparent]'")
         return Finding(check=check, status=Status.OK, found=f"{named}, works, {rights}", why=why)
     result = "it works" if answer.code == 0 else answer.last_error or f"it ends with exit code {answer.code}"
     if answer.code is None:

@@ -76,17 +76,31 @@ def processes_of(folder: Path) -> list[int]:
     """The pids of a job's processes, without the calling process. `folder` is the job's folder.
 
     Only processes of this user count: any user can set the variable, and root can read the variables of all users'
-    processes.
+    processes. The variables of others are not even read: the kernel reads them from the memory of the process, which
+    its user can map from a file system that never answers.
     """
-    variable = f"{JOB_VARIABLE}={folder}".encode()
-    found: list[int] = []
-    for entry in os.listdir(_PROC):
-        if entry.isdecimal() and int(entry) != os.getpid():
-            with contextlib.suppress(OSError):
-                has_variable = variable in (_PROC / entry / "environ").read_bytes().split(b"\0")
-                if has_variable and user_of(int(entry)) == os.getuid():
-                    found.append(int(entry))
+    listed = [int(entry) for entry in os.listdir(_PROC) if entry.isdecimal()]
+    found = [pid for pid in listed if pid != os.getpid() and _is_process_of(pid, folder)]
     return [pid for pid in found if _start_ticks(pid) is not None]
+
+
+def memory_of(pid: int, folder: Path) -> int | None:
+    """The bytes of memory that a process of a job uses; None if this pid is not a process of the job.
+
+    Memory that several processes share counts for each of them. `folder` is the job's folder.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        if _is_process_of(pid, folder):
+            return int((_PROC / str(pid) / "statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _is_process_of(pid: int, folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if user_of(pid) == os.getuid():
+            variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+            return f"{JOB_VARIABLE}={folder}".encode() in variables
+    return False
 
 
 def kernel_lines(path: Path) -> list[bytes]:

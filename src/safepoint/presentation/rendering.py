@@ -16,6 +16,7 @@ from safepoint.answers.situation import age_s
 from safepoint.errors import printable as _printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
+from safepoint.presentation.tones import OTHER_WORDS
 
 NOTHING = "—"
 """What stands for a value that is not known."""
@@ -93,5 +94,6 @@ def make_environment(package: str) -> jinja2.Environment:
         "count": plural,
     }
     environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
-    environment.globals["release"] = __version__  # pyright: ignore[reportUnknownMemberType]
+    shared: dict[str, Any] = {"release": __version__, "other_words": OTHER_WORDS}
+    environment.globals.update(shared)  # pyright: ignore[reportUnknownMemberType]
     return environment

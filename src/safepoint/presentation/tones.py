@@ -1,4 +1,4 @@
-"""The colour of each state of a job."""
+"""The colour of each state of a job, and the word that OpenShift AI has for it."""
 
 from collections.abc import Mapping
 
@@ -20,3 +20,11 @@ TONES: Mapping[JobState, str] = {
     JobState.DELETING: "busy",
 }
 """The colour of each state, by its name in the style sheet."""
+
+OTHER_WORDS: Mapping[JobState, str] = {
+    JobState.STARTING: "Pending",
+    JobState.RESUMING: "Running",
+    JobState.SUSPENDED: "Paused",
+    JobState.PREEMPTED: "Preempted or Suspended",
+}
+"""What OpenShift AI's page of training jobs calls a state, where it has another word."""

@@ -81,7 +81,7 @@ class MetricHistory:
         if not self._paths or point.step <= 0 or not point.values or is_near:
             return
         if self._num_points is None:
-            self._continue(read_points(self._paths[0]))
+            self._continue(read_points(self._paths[0]), point.step)
         for path in self._paths:
             append_lines(path, point.to_line())
         self._last = point.attempt, point.step
@@ -89,11 +89,17 @@ class MetricHistory:
         if self._num_points > MOST_POINTS:
             self._thin()
 
-    def _continue(self, before: Sequence[MetricPoint]) -> None:
-        """Take over the points of earlier attempts, and their distance if they were thinned."""
+    def _continue(self, before: Sequence[MetricPoint], step: int) -> None:
+        """Take over the points of earlier attempts, and their distance if they were thinned.
+
+        Args:
+            before: the points in the file. Others may have written the file, so later steps than `step` do not count.
+            step: the step of the next point.
+        """
         self._num_points = len(before)
         if len(before) >= MOST_POINTS // 2:
-            self._gap = max(1, (before[-1].step - before[0].step) // len(before))
+            first, last = (min(max(0, point.step), step) for point in (before[0], before[-1]))
+            self._gap = max(1, (last - first) // len(before))
 
     def _thin(self) -> None:
         for path in self._paths:

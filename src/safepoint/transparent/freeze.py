@@ -16,7 +16,7 @@ from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes, send
+from safepoint.transparent.criu.trees import held, name_of, processes_of, resident_bytes, send
 from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest, Machine
@@ -61,7 +61,7 @@ def freeze_tree(
 
     Raises:
         NotFoundError: there is no such process.
-        UsageError: this process is in the tree.
+        UsageError: this process is in the tree, or others may write to the folder of the location.
         FreezeError: CRIU failed; the processes run on.
         SafepointError, OSError: the image could not be written; the processes run on.
     """
@@ -88,13 +88,13 @@ def freeze_tree(
         if is_running_after:
             gpu_work.resume()
         frozen_s = clock.monotonic_s() - gpu_work.since_s
-        stopped = [] if is_running_after else processes_of(pid)
         machine = Machine(
             architecture=platform.machine(), kernel=platform.release(), criu=criu.version, gpus=gpu_work.gpus
         )
         dumped = Dump(folder=stage.folder, root_pid=pid, program=program, is_in_session_of_other=session)
-        manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
-        image.commit(manifest)
-        send(signal.SIGKILL, stopped)
+        with held([] if is_running_after else processes_of(pid)) as stopped:
+            manifest = store_dumps(image, [dumped], machine, parent=location.parent(), progress=progress)
+            image.commit(manifest)
+            send(signal.SIGKILL, stopped)
         guard.release()
     return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)

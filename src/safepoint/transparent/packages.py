@@ -5,15 +5,20 @@ import importlib.util
 from safepoint.errors import MissingExtraError
 
 
+def missing_packages() -> list[str]:
+    """The packages of the extra that are not installed."""
+    return [name for name in ("numpy", "lz4", "cryptography") if importlib.util.find_spec(name) is None]
+
+
 def require_packages() -> None:
-    """Check that numpy and LZ4 are installed, before anything is frozen or written.
+    """Check that numpy, LZ4 and cryptography are installed, before anything is frozen or written.
 
     Raises:
         MissingExtraError: the extra `transparent` is not installed.
     """
-    missing = [name for name in ("numpy", "lz4") if importlib.util.find_spec(name) is None]
+    missing = missing_packages()
     if missing:
         raise MissingExtraError(
-            f"process images need {' and '.join(missing)}, which this installation lacks; nothing was done",
+            f"process images need {', '.join(missing)}, which this installation lacks; nothing was done",
             hint="pip install 'safepoint[transparent]'",
         )

@@ -3,15 +3,16 @@
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.files import delete_tree, free_bytes
+from safepoint.foundation.files import free_bytes
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.foundation.units import format_bytes
 from safepoint.snapshot.memory import host_memory
+from safepoint.transparent.secret_folders import secret_folder
 
 _MEMORY = Path("/dev/shm")
 _SPARE_BYTES = 64 << 20
@@ -44,6 +45,7 @@ def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
     room = host_memory.look()
     is_in_memory = (
         os.path.isdir(_MEMORY)
+        and not may_be_replaced(_MEMORY, by_everyone=True)  # another user could get the pages
         and room is not None
         and room.has(num_bytes)
         and shutil.disk_usage(_MEMORY).free >= num_bytes + _SPARE_BYTES
@@ -54,8 +56,5 @@ def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
             "nothing was frozen or restored",
             hint="free some space, or name another folder",
         )
-    folder = Path(tempfile.mkdtemp(prefix="safepoint-image-", dir=_MEMORY if is_in_memory else disk))
-    try:
+    with secret_folder(_MEMORY if is_in_memory else disk, "safepoint-image-") as folder:
         yield Staging(folder=folder, is_in_memory=is_in_memory)
-    finally:
-        delete_tree(folder)

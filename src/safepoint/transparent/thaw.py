@@ -12,7 +12,7 @@ from safepoint.errors import FreezeError, ImageError
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.tree_dump import Restored
-from safepoint.transparent.criu.trees import processes_of, send
+from safepoint.transparent.criu.trees import held, processes_of, send
 from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import part_name
@@ -35,12 +35,14 @@ def thaw_image(
         progress: called with the number of bytes of pages restored since the last call.
 
     Raises:
+        UsageError: another user may have written the image.
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
         FreezeError: CRIU or the CUDA driver could not restore the processes.
         UnsupportedError: the processes used a GPU, and this machine cannot restore its memory.
         StorageError: there is too little space for the raw pages.
     """
     require_packages()
+    location.check_private(location.read(name))
     manifest = verify(location, name, deep=False)
     if manifest.machine.architecture != platform.machine():
         raise ImageError(
@@ -63,9 +65,10 @@ def thaw_image(
         restored = tree_dump.restore(criu, stage.folder / part_name(0), log=log, is_in_session_of_other=session)
     if manifest.machine.gpus:
         tree = processes_of(restored.pid)
-        try:
-            resume_restored(tree, places)
-        except FreezeError as error:
-            send(signal.SIGKILL, tree)
-            raise FreezeError(f"{error.message}; the restored processes were ended", hint=error.hint) from error
+        with held(tree) as processes:
+            try:
+                resume_restored(tree, places)
+            except FreezeError as error:
+                send(signal.SIGKILL, processes)
+                raise FreezeError(f"{error.message}; the restored processes were ended", hint=error.hint) from error
     return restored

@@ -9,6 +9,7 @@ from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from tests.support.dashboards import at
 from tests.support.job_values import job_record
+from tests.unit.jobs.cluster.test_state import condition, of, trainjob
 
 RUNNING = job_record("tiny", JobState.RUNNING, safe_step=30)
 
@@ -76,6 +77,19 @@ def test_each_state_accepts_its_actions() -> None:
         for action in set(Action) - set(actions):
             found = consequence_of(action, job, None)
             assert (found.is_possible, len(found.sentences)) == (False, 1)
+
+
+def test_a_job_that_cannot_go_on_says_what_to_do() -> None:
+    """On a cluster, a failed job is submitted again, and a job that Safepoint did not submit has a fixed size."""
+    failed = of(condition(trainjob(), "Failed"))
+    assert actions_of(failed) == [Action.DELETE]
+    assert consequence_of(Action.RESUME, failed, None).sentences == (
+        "The job is Failed; it has to be submitted again.",
+    )
+    assert "submit it again" in consequence_of(Action.SCALE, failed, None).sentences[0]
+    other = trainjob()
+    other["metadata"]["annotations"] = None
+    assert "did not submit" in consequence_of(Action.SCALE, of(other), None).sentences[0]
 
 
 def test_a_document_has_plain_values() -> None:

@@ -49,6 +49,18 @@ def test_a_sentence_says_what_happens_and_why(
     assert sentence_of(job_record("tiny", state, message=message), report) == expected
 
 
+def test_the_place_in_the_queue_and_the_time_of_a_verification_are_stated() -> None:
+    """If they are known."""
+    waiting = job_record("tiny", JobState.QUEUED, message="waits for 2 GPUs")
+    assert sentence_of(waiting, None, queue_place=3) == "Waits: waits for 2 GPUs; number 3 in the queue."
+    assert sentence_of(job_record("tiny"), None, queue_place=1) == "Waits: number 1 in the queue."
+    resumed = progress(resumed_step=1200)
+    running = sentence_of(job_record("tiny", JobState.RUNNING), resumed, verified_s=0.3)
+    assert running.endswith("Resumed from step 1,200, which was verified in 0.30 s.")
+    loading = sentence_of(job_record("tiny", JobState.RESUMING), resumed, verified_s=0.3)
+    assert loading == "Loads its newest checkpoint (step 1,200, which was verified in 0.30 s)."
+
+
 def test_a_suspended_job_says_what_is_saved() -> None:
     """The step, and how to continue."""
     job = job_record("tiny", JobState.SUSPENDED, safe_step=820)

@@ -9,6 +9,9 @@ import typer
 import typer.main
 
 from safepoint.cli.lazy import LazyCommand, LazyGroup
+from safepoint.errors import UsageError
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.model.spec import JobSpec
 from safepoint.settings.run_settings import RunSettings
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import Outcome, safepoint
@@ -205,3 +208,26 @@ def test_a_contradiction_names_where_the_other_half_stands(
     monkeypatch.setenv("SAFEPOINT_SAVE_STRATEGY", "epoch")
     text = safepoint("run", "--save-steps", "5", "train.py").stderr
     assert "--save-strategy is set by SAFEPOINT_SAVE_STRATEGY" in text
+
+
+def test_a_job_knows_where_its_options_were_set(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option, the variable, or the file and the line; not those with their defaults."""
+    seen: list[JobSpec] = []
+
+    def note(self: object, spec: JobSpec) -> None:
+        seen.append(spec)
+        raise UsageError("no job")
+
+    monkeypatch.setattr(LocalJobs, "submit", note)
+    (project / "train.py").touch()
+    (project / "safepoint.toml").write_text('[run]\nkeep = "newest=3"\n[submit]\ncpu = 2\n')
+    monkeypatch.setenv("SAFEPOINT_SAVE_STEPS", "5")
+    safepoint("submit", "--grace", "45", "train.py")
+    [spec] = seen
+    assert spec.origins == {
+        "grace": "--grace",
+        "save-steps": "SAFEPOINT_SAVE_STEPS",
+        "keep": "safepoint.toml, line 2",
+        "cpu": "safepoint.toml, line 4",
+    }
+    assert JobSpec.from_json(spec.to_json()) == spec

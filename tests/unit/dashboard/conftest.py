@@ -12,8 +12,10 @@ from starlette.testclient import TestClient
 from safepoint.dashboard.access.sessions import Role, Sessions, Visitor
 from safepoint.dashboard.application import make_application
 from safepoint.dashboard.settings import DashboardSettings
-from safepoint.jobs.local import local_jobs
 from safepoint.jobs.local.local_jobs import LocalJobs
+from tests.support.own_home import home
+
+__all__ = ["dashboard", "home", "start"]
 
 BASE = "http://127.0.0.1:8765"
 
@@ -44,18 +46,6 @@ class Dashboard:
     ) -> Any:
         token = self.sessions.form_token(self.visitor(role))
         return self.client.post(path, data={"form_token": token, **(data or {})}, follow_redirects=False, **arguments)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user without jobs; no supervisor is started."""
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "8")
-    monkeypatch.setenv("SAFEPOINT_GPU_SLOTS", "0")
-    monkeypatch.setattr(local_jobs, "start_missing_supervisors", lambda history: [])
-    monkeypatch.setattr(local_jobs, "start_supervisor", lambda name: None)
-    return tmp_path
 
 
 @pytest.fixture

@@ -130,6 +130,29 @@ def test_a_damaged_checkpoint_is_found(output: Path, dashboard: Dashboard) -> No
     assert states == {"checkpoint-30": "damaged", "checkpoint-20": "complete", "checkpoint-10": "complete"}
 
 
+def test_a_checkpoint_is_copied_and_exported(output: Path, dashboard: Dashboard, tmp_path: Path) -> None:
+    """To a full path; nothing is replaced, and nothing is written into a checkpoint."""
+    path, copies, model = "/jobs/local/tiny/checkpoints", tmp_path / "copies", tmp_path / "model"
+    form = {"checkpoint": "checkpoint-20", "target": str(copies)}
+    for expected in (True, False):
+        done = outcome(dashboard, dashboard.post(f"{path}/copy", form))
+        assert (done["state"], done["result"]["copied"]) == ("done", expected)
+    assert (copies / "checkpoint-20" / "model.safetensors").is_file()
+    form["target"] = str(model)
+    done = outcome(dashboard, dashboard.post(f"{path}/export", form))
+    assert (done["state"], "model.safetensors" in done["result"]["files"]) == ("done", True)
+    again = outcome(dashboard, dashboard.post(f"{path}/export", form))
+    assert again["state"] == "failed"
+    before = sorted(output.rglob("*"))
+    for target in ("", "copies", "../x", str(output / "checkpoint-30" / "inner"), "nonsense://x"):
+        for verb in ("copy", "export"):
+            answer = dashboard.post(f"{path}/{verb}", {**form, "target": target})
+            assert answer.status_code == 400, (verb, target)
+    assert sorted(output.rglob("*")) == before
+    missing = dashboard.post(f"{path}/copy", {"checkpoint": "checkpoint-99", "target": str(copies)})
+    assert missing.status_code == 404
+
+
 def test_an_older_checkpoint_is_deleted(output: Path, dashboard: Dashboard) -> None:
     """Not the newest complete one, not a damaged one, not without confirmation, and none that does not exist."""
     path = "/jobs/local/tiny/checkpoints/delete"

@@ -95,3 +95,16 @@ def test_the_table_of_a_job(home: Path, dashboard: Dashboard) -> None:
         pass
     page = dashboard.get("/jobs/local/tiny/checkpoints").text
     assert re.search(r"all files read <time [^>]*>[^<]*</time>, here", page)
+
+
+def test_a_copy_on_this_machine_is_named(tmp_path: Path) -> None:
+    """Of a run that publishes its checkpoints in an object store, for which a folder stands here."""
+    for step in (10, 20):
+        commit(prepared(tmp_path / "bucket"), step)
+    commit(prepared(tmp_path / "local"), 20)
+    inventory = open_inventory(str(tmp_path / "bucket"))[0]
+    inventory.folder = None
+    found = {row.item.name: row.also_in for row in rows_of(inventory, local=str(tmp_path / "local"))}
+    assert found == {"checkpoint-20": str(tmp_path / "local" / "checkpoint-20"), "checkpoint-10": ""}
+    for local in ("", str(tmp_path / "none"), "nul\0"):
+        assert {row.also_in for row in rows_of(inventory, local=local)} == {""}

@@ -12,6 +12,7 @@ from safepoint.jobs.local.history import History
 from safepoint.jobs.model.states import JobState
 from tests.support.commands import safepoint
 from tests.support.dashboards import SAMPLES, Sample, write_sample
+from tests.support.job_values import job_spec
 from tests.unit.dashboard.conftest import Dashboard
 
 PAGES = (
@@ -138,8 +139,6 @@ def test_a_page_shows_what_has_changed(samples: Path, dashboard: Dashboard, monk
 
 
 def _new_spec(root: Path) -> Any:
-    from tests.support.job_values import job_spec
-
     return job_spec("brand-new", working_dir=str(root))
 
 
@@ -185,6 +184,44 @@ def test_costs_and_storage_have_numbers(samples: Path, dashboard: Dashboard) -> 
     rooms = {Path(one["location"]).name: one for one in dashboard.get("/storage.json").json()}
     assert rooms["tokenizer-ablation"]["saves_left"] == 2
     assert rooms["llama-sft-8b"]["free_bytes"] > 0
+    low = rooms["tokenizer-ablation"]
+    assert low["growth_bytes_s"] == pytest.approx(low["free_bytes"] / 1200)
+
+
+def test_a_waiting_job_says_its_place(samples: Path, dashboard: Dashboard) -> None:
+    """Behind the job that was preempted before it was submitted; on its page and in its document."""
+    dashboard.visitor()
+    name = "sweep-lr-3e-4"
+    assert dashboard.get(f"/jobs/local/{name}.json").json()["queue_place"] == 2
+    text = dashboard.get(f"/jobs/local/{name}").text
+    assert "Waits: waits for 2 of 8 CPU slots; number 2 in the queue." in text
+
+
+def test_the_last_resume_says_how_long_it_verified(samples: Path, dashboard: Dashboard) -> None:
+    """From the event of the resume at which the newest start began."""
+    dashboard.visitor()
+    text = dashboard.get("/jobs/local/llama-sft-8b").text
+    assert "Resumed from step 800, which was verified in 0.30 s." in text
+
+
+def test_the_origin_of_an_option_is_shown(home: Path, dashboard: Dashboard) -> None:
+    """Of a job that the command has submitted: the option, the variable, or the file and the line."""
+    with History() as history:
+        origins = {"save-steps": "safepoint.toml, line 3", "grace": "--grace"}
+        settings = {"save_steps": 7, "grace_s": 45.0}
+        history.add(job_spec("tiny", settings=settings, origins=origins, working_dir=str(home)), actor="test")
+    dashboard.visitor()
+    text = dashboard.get("/jobs/local/tiny").text
+    for name, value, origin in (("save-steps", "7", "safepoint.toml, line 3"), ("grace", "45.0", "--grace")):
+        assert f'<dt>{name}</dt><dd>{value}<span class="sub">set by {origin}</span></dd>' in text
+
+
+def test_a_state_has_the_word_of_openshift_ai(samples: Path, dashboard: Dashboard) -> None:
+    """Where it is another one."""
+    dashboard.visitor()
+    text = dashboard.get("/jobs").text
+    assert 'title="OpenShift AI calls this Paused">Suspended<' in text
+    assert re.search('class="pill" data-tone="good">Running<', text)
 
 
 def test_a_job_without_reports_has_a_page(home: Path, dashboard: Dashboard) -> None:

@@ -1,6 +1,7 @@
 """Who may read, who may change, and what hostile texts can do: for every route that the application has."""
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -14,10 +15,12 @@ from safepoint.dashboard.settings import DashboardSettings, networks
 from safepoint.errors import StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
 from tests.support.dashboards import Sample, write_sample
 from tests.support.hostile_texts import HOSTILE, Tags, write_hostile
+from tests.support.patience import PATIENCE
 from tests.unit.dashboard.conftest import Dashboard
 
 RUNNING = Sample(name="tiny", state=JobState.RUNNING, step=40, steps=(10, 20, 30), num_points=40)
@@ -163,6 +166,7 @@ def test_a_form_of_another_site_is_refused(home: Path, dashboard: Dashboard) -> 
             ({"form_token": f"{token}x"}, {}),
             ({"form_token": token}, {"origin": "https://evil.example"}),
             ({"form_token": token}, {"origin": "null"}),
+            ({"form_token": token}, {"origin": "http://["}),
             ({"form_token": token}, {"origin": "http://127.0.0.1:9999"}),
             ({"form_token": token}, {"sec-fetch-site": "cross-site"}),
             ({"form_token": token}, {"sec-fetch-site": "same-site"}),
@@ -304,3 +308,30 @@ def test_every_route_is_one_of_the_kinds_above() -> None:
     """A route of another kind, such as a WebSocket, would not be in these tests."""
     kinds: set[type[BaseRoute]] = {type(route) for route in all_routes()}
     assert kinds == {Route, Mount}
+
+
+def test_readers_of_outputs_leave_threads_for_other_pages(
+    home: Path, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A viewer searches in the outputs of jobs again and again, and each search takes long."""
+    write_sample(home, RUNNING)
+    dashboard.visitor(Role.VIEWER)
+    go_on = threading.Event()
+
+    def logs(*_: object, **__: object) -> Iterator[object]:
+        go_on.wait()
+        return iter(())
+
+    monkeypatch.setattr(LocalJobs, "logs", logs)
+    threads = [threading.Thread(target=dashboard.get, args=["/jobs/local/tiny/logs?q=x"]) for _ in range(40)]
+    answered = threading.Thread(target=dashboard.get, args=["/jobs/local/tiny"])
+    try:
+        for thread in threads:
+            thread.start()
+        answered.start()
+        answered.join(20 * PATIENCE)
+        assert not answered.is_alive()
+    finally:
+        go_on.set()
+        for thread in (*threads, answered):
+            thread.join()

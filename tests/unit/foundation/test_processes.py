@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from safepoint.foundation.processes import JOB_VARIABLE, ProcessId, boot_id, identify, kill, processes_of
+from safepoint.foundation.processes import (
+    JOB_VARIABLE,
+    ProcessId,
+    boot_id,
+    identify,
+    kill,
+    memory_of,
+    processes_of,
+)
 
 _GRANDCHILD = """
 import os, subprocess, sys
@@ -89,6 +97,8 @@ def test_a_grandchild_that_left_its_parent_is_found(tmp_path: Path) -> None:
     grandchild = int(parent.stdout)
     assert processes_of(tmp_path) == [grandchild]
     assert processes_of(tmp_path.parent) == [], "the folder of another job, although its name begins alike"
+    assert (memory_of(grandchild, tmp_path) or 0) > 1 << 20
+    assert (memory_of(grandchild, tmp_path.parent), memory_of(os.getpid(), tmp_path)) == (None, None)
     kill(processes_of(tmp_path))
     wait_until(lambda: processes_of(tmp_path) == [])
 

@@ -86,3 +86,20 @@ def test_a_reader_reads_only_what_is_new(tmp_path: Path) -> None:
     new.replace(path)
     assert [point.step for point in reader.read()] == [4, 5]
     assert [point.step for point in read_points(path, last_bytes=len(lines[4]))] == [5]
+
+
+def test_later_steps_of_a_stranger_do_not_end_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distance of new points comes from the points in the file, in which steps may be far ahead."""
+    monkeypatch.setattr(metric_history, "MOST_POINTS", 64)
+    path = tmp_path / "metrics.jsonl"
+    for first in (-(10**300), 1):
+        path.write_bytes(
+            b"".join(
+                point_of(report(2)).to_line().replace(b'"step": 2', b'"step": %d' % step)
+                for step in (first, *[10**300] * 40)
+            )
+        )
+        history = MetricHistory([path])
+        for step in range(3, 300):
+            history.add(report(step))
+        assert len([point for point in read_points(path) if 3 <= point.step < 300]) > 20

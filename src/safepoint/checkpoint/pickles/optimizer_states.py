@@ -10,14 +10,13 @@ How a step is computed (`fused`, `foreach`, …) is not a part of the state: the
 
 import contextlib
 import math
-import sys
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 
+from safepoint.checkpoint.pickles.optimizer_steps import copied, fault_of_step, step_of_copy
 from safepoint.errors import CheckpointError, SafepointError, printable
 from safepoint.foundation.field_types import NUMBER
 
@@ -90,7 +89,7 @@ class _Before:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer: Any = optimizer
-        self._state = {key: _copied(one) for key, one in self._optimizer.state.items()}
+        self._state = {key: copied(one) for key, one in self._optimizer.state.items()}
         self._groups: list[dict[str, Any]] = self._optimizer.param_groups
         self._settings = [{name: one for name, one in group.items() if name != "params"} for group in self._groups]
 
@@ -137,6 +136,9 @@ class _Before:
                 del group[name]
             group.update(changed)
         _States(self._optimizer, where).check()
+        fault = fault_of_step(self._optimizer, self._settings)
+        if fault:
+            raise _refusal(where, fault)
 
 
 class _States:
@@ -204,56 +206,11 @@ class _States:
         key = place[0], parameter.shape, parameter.dtype, parameter.device
         if key not in self._created:
             try:
-                self._created[key] = _create(self._optimizer, parameter, place)
+                group = self._optimizer.param_groups[place[0]]
+                self._created[key] = step_of_copy(self._optimizer, parameter, group, place)
             except Exception:  # noqa: BLE001  an optimizer may need more than a gradient; then nothing is known
                 self._created[key] = {}
         return self._created[key]
-
-
-def _create(optimizer: Any, parameter: torch.Tensor, place: tuple[int, int]) -> dict[str, Any]:
-    """Let a copy of an optimizer step once with a copy of one parameter, and return the state it creates."""
-    attributes = cast("dict[str, Any]", vars(optimizer))
-    own = {
-        name: list(cast("list[Any]", one)) if type(one) is list else _copied(one) for name, one in attributes.items()
-    }
-    own.pop("step", None)  # remove the wrapper of `step` that a scheduler may have installed
-    copy = object.__new__(cast("Any", type(optimizer)))
-    copy.__dict__.update(own)
-    with torch.no_grad():
-        fresh = torch.nn.Parameter(torch.zeros_like(parameter))
-        fresh.grad = torch.zeros_like(parameter)
-    group = {**optimizer.param_groups[place[0]], "params": [fresh]}
-    copy.state, copy.param_groups = defaultdict[Any, Any](dict), [group]
-    copy._optimizer_step_pre_hooks, copy._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    devices = [parameter.device] if parameter.device.type == "cuda" else []
-    random: Any = torch.random
-    with random.fork_rng(devices=devices):
-        if hasattr(copy, "init_state"):  # only optimizers of bitsandbytes have this method
-            if hasattr(copy, "page_mng"):
-                copy.page_mng = SimpleNamespace(paged_tensors=[])
-            copy.init_state(group, fresh, *place)
-        else:
-            with _without_hooks():
-                copy.step()
-    return dict(copy.state[fresh])
-
-
-@contextlib.contextmanager
-def _without_hooks() -> Generator[None]:
-    module: Any = sys.modules[torch.optim.Optimizer.__module__]
-    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-    before = {name: getattr(module, name) for name in names}
-    for name in names:
-        setattr(module, name, OrderedDict())
-    try:
-        yield
-    finally:
-        for name, hooks in before.items():
-            setattr(module, name, hooks)
-
-
-def _copied(state: Any) -> Any:
-    return dict(cast("dict[Any, Any]", state)) if isinstance(state, dict) else state
 
 
 def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,7 +251,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 def _fits(value: Any, own: Any) -> bool:
     """Whether a setting from a checkpoint can take the place of the optimizer's own setting."""
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1 or (isinstance(own, torch.Tensor) and own.shape == value.shape)
+        is_alike = value.numel() == 1 or (isinstance(own, torch.Tensor) and own.shape == value.shape)
+        return is_alike and not value.is_meta and not bool(value.isnan().any())
     if own is None or value is None:
         return True
     if isinstance(own, list | tuple):

@@ -7,6 +7,7 @@ Promises: at most the given number of bytes is uploaded, smallest files first, a
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +28,11 @@ from safepoint.foundation.units import format_bytes
 from safepoint.storage.store import is_key
 
 _NUM_THREADS = 4
-_NOT_AT_ROOT = {CONTROL, FINAL, "cloud-upload-staging"}
+_NOT_AT_ROOT = {FINAL, "cloud-upload-staging"}
 _CACHES = {".cache", "__pycache__", ".ipynb_checkpoints", ".locks"}
+_IMAGE = re.compile(r"image-[0-9]+")
+IMAGE_RECORD = "image.json"
+"""The file that makes a folder `image-N` a process image: the memory of processes, with all passwords in it."""
 _PREFIXES = ("set-aside-", "tmp-checkpoint-")
 _WEIGHTS = (".safetensors", ".bin")
 
@@ -170,19 +174,26 @@ class ExtraFiles:
 
 
 def _place_in(root: Path, path: str) -> Path | None:
-    """The regular file to which `path` leads; None if this file is outside of `root`, or inside of `.safepoint`.
+    """The regular file to which `path` leads; None if it is outside of `root`, in `.safepoint` or in a process image.
 
     A link may lead out of the folder or into `.safepoint`, to files that are not the program's output.
     """
     place = Path(os.path.realpath(root / path))
-    if not place.is_relative_to(root) or place.is_relative_to(root / CONTROL):
+    if not place.is_relative_to(root) or _is_private(root, Path(path)) or _is_private(root, place.relative_to(root)):
         return None
     with contextlib.suppress(OSError):
         return place if stat.S_ISREG(place.lstat().st_mode) else None
     return None
 
 
+def _is_private(root: Path, path: Path) -> bool:
+    return any(
+        above.name == CONTROL or (_IMAGE.fullmatch(above.name) and (root / above / IMAGE_RECORD).exists())
+        for above in path.parents
+    )
+
+
 def _is_skipped(folder: str, *, is_at_root: bool) -> bool:
-    if folder in _CACHES or step_of(Path(folder)) is not None:
+    if folder in _CACHES or folder == CONTROL or step_of(Path(folder)) is not None:
         return True
     return is_at_root and (folder in _NOT_AT_ROOT or folder.startswith(_PREFIXES))

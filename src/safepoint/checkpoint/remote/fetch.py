@@ -109,7 +109,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     free_bytes = files.free_bytes(folder)
     if free_bytes < size_bytes + _SPARE_BYTES:
         raise StorageError(
-            f"{folder} has {format_bytes(free_bytes)} free, and the checkpoint needs {format_bytes(size_bytes)}, "
+            f"{folder} has {format_bytes(free_bytes)} free, and the files need {format_bytes(size_bytes)}, "
             f"plus {format_bytes(_SPARE_BYTES)} that must stay free; nothing was fetched",
             hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
         )

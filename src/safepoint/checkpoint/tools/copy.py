@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safepoint.checkpoint.commit import FolderDestination, commit, discarding
+from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry, Manifest, Trigger
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -23,7 +24,8 @@ from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.errors import CheckpointError, ConflictError, StorageError, printable
+from safepoint.checkpoint.tools.obeyed_names import is_obeyed
+from safepoint.errors import CheckpointError, ConflictError, StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, plural
@@ -41,14 +43,6 @@ _TRAINING_ONLY = re.compile(
     r"|pytorch_model_fsdp.*\.bin|scheduler.*\.bin|sampler.*\.bin|dl_state_dict.*\.bin|random_states_\d+\.pkl"
     r"|custom_checkpoint_\d+\.pkl|rank_\d+\.pt|sharded/.*"
 )
-_OBEYED = {
-    *("safepoint.toml", "pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", "mypy.ini", "ruff.toml"),
-    *("setup.py", "conftest.py", "noxfile.py", "sitecustomize.py", "usercustomize.py", "__main__.py"),
-    *("makefile", "gnumakefile", "justfile", "package.json", "cargo.toml", "build.rs"),
-    *("dockerfile", "containerfile", "compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml"),
-}
-"""The names, in lower case, of files that a program obeys when a person starts it in their folder: Safepoint itself,
-Python, its tools, and tools that build."""
 _WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
 
 
@@ -58,6 +52,14 @@ _log = logging.getLogger("safepoint")
 def is_whole(name: str) -> bool:
     """Whether a file called `name` holds weights that `from_pretrained` reads: a whole model, or a shard of one."""
     return _WEIGHTS.fullmatch(name) is not None and _TRAINING_ONLY.fullmatch(name) is None
+
+
+def check_outside(target: Location) -> None:
+    """Raise UsageError for a location inside a checkpoint, which a file that is written there would damage."""
+    if any(step_of(Path(part)) is not None for part in target.path.split("/")[:-1]):
+        raise UsageError(
+            f"{target} is inside a checkpoint, and writing there would damage it", hint="use another location"
+        )
 
 
 def copy(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> bool:
@@ -148,9 +150,7 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
-    Files and folders whose name begins with a dot, or that programs obey because of their name (`_OBEYED`), are left
-    out, with a warning. No file of a model has such a name. At the target, such a file would belong to this user. It
-    might become the settings of a program, such as `.git/hooks` or `safepoint.toml`, or the mark of an export.
+    Files that a program obeys or imports because of their name are left out, with a warning; see `obeyed_names`.
 
     An export to an object store writes nothing to a disk of this machine.
 
@@ -171,17 +171,17 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     """
     manifest = source.complete_manifest(item)
     chosen = [entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path)]
-    entries = tuple(entry for entry in chosen if not _is_obeyed(entry.path))
+    entries = tuple(entry for entry in chosen if not is_obeyed(entry.path))
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
             hint="resume from this checkpoint and save the model in the script",
         )
-    left_out = [entry.path for entry in chosen if _is_obeyed(entry.path)]
+    left_out = [entry.path for entry in chosen if is_obeyed(entry.path)]
     if left_out:
         _log.warning(
-            "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot, and the "
-            "settings of programs, are not part of a model",
+            "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot, settings of "
+            "programs, and modules that Python would import in the place of others are not part of a model",
             plural(len(left_out), "file"),
             item.where,
             printable(left_out[0]),
@@ -195,10 +195,6 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
             model = _source_files(source, item, entries)
             export_to_store(target, model, describe=as_final(manifest), progress=counter.add)
     return [entry.path for entry in entries]
-
-
-def _is_obeyed(path: str) -> bool:
-    return any(part.startswith(".") or part.lower() in _OBEYED for part in path.split("/"))
 
 
 def as_final(manifest: Manifest) -> Describe:

@@ -20,6 +20,8 @@ from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verif
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.copy import Progress
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.checkpoint.tools.obeyed_names import is_obeyed
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
 from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
@@ -47,6 +49,27 @@ def is_in_pieces(folder: StorePath) -> bool:
     """Whether a folder holds a sharded model or a file of `torch.save`, and no model that `from_pretrained` reads."""
     is_whole = any(copying.is_whole(path.name) for path in folder.iterdir())
     return not is_whole and _place_of(folder) is not None
+
+
+def export_item(inventory: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
+    """Write the model of a checkpoint of any layout, in the layout that `from_pretrained` reads.
+
+    Args:
+        inventory: the inventory with the checkpoint.
+        item: the checkpoint.
+        target: see `export_pieces`.
+        progress: see `copying.Progress`.
+
+    Returns:
+        The files, sorted.
+
+    Raises:
+        SafepointError: see `export_pieces` and `copying.export`.
+    """
+    is_readable = inventory.folder is not None or item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
+    if is_readable and is_in_pieces(browse(inventory.store, item.prefix)):
+        return export_pieces(inventory.store, item.prefix, target, progress=progress)
+    return copying.export(inventory, item, target, progress=progress)
 
 
 def _place_of(folder: StorePath) -> StorePath | None:
@@ -167,7 +190,11 @@ def _model(
 ) -> list[SourceFile]:
     """The files of the model, in the layout that `from_pretrained` reads."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
-    beside = [path for path in folder.iterdir() if path.is_file() and _BESIDE.fullmatch(path.name)]
+    beside = [
+        path
+        for path in folder.iterdir()
+        if path.is_file() and _BESIDE.fullmatch(path.name) and not is_obeyed(path.name)
+    ]
     return [
         *(SourceFile(name, content) for name, content in gather(weights, known=known).items()),
         *(SourceFile(path.name, path.content, entries.get(path.name)) for path in beside),

@@ -17,7 +17,7 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools import export as exporting
 from safepoint.checkpoint.tools.difference import compare
 from safepoint.checkpoint.tools.documents import OURS, document_of, list_document, state_of, verify_document
-from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
+from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.checkpoint.tools.removal import Removal, remove
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.cli.checkpoint_answers import (
@@ -310,7 +310,7 @@ def export(
         inventory, name = open_place(source)
         finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
         item = finals[0] if finals and name is None else pick(inventory, name)
-        where, paths = item.where, _export_item(inventory, item, place, progress)
+        where, paths = item.where, exporting.export_item(inventory, item, place, progress=progress)
     document = {"from": where, "to": str(place), "files": paths}
     lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
     if not any(path.endswith("config.json") for path in paths):
@@ -409,13 +409,6 @@ def _place_around(text: str, name: str | None) -> Location:
     return place.parent
 
 
-def _export_item(inventory: Inventory, item: Item, place: Location, progress: copying.Progress) -> list[str]:
-    is_readable = inventory.folder is not None or item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
-    if is_readable and exporting.is_in_pieces(browse(inventory.store, item.prefix)):
-        return exporting.export_pieces(inventory.store, item.prefix, place, progress=progress)
-    return copying.export(inventory, item, place, progress=progress)
-
-
 def _sharded_model(text: str) -> Location | None:
     """The location if it contains a sharded model, otherwise None. A checkpoint in an object store gives None too."""
     location = location_of(text)
@@ -427,8 +420,5 @@ def _sharded_model(text: str) -> Location | None:
 
 def _place(text: str) -> Location:
     location = location_of(text)
-    if any(step_of(Path(part)) is not None for part in location.path.split("/")[:-1]):
-        raise UsageError(
-            f"{text} is inside a checkpoint, and writing there would damage it", hint="use another location"
-        )
+    copying.check_outside(location)
     return location

@@ -1,17 +1,20 @@
-"""`safepoint freeze`, `safepoint thaw` and `safepoint images …`: process images in a folder.
+"""`safepoint freeze`, `safepoint thaw` and `safepoint images …`: process images in folders and object stores.
 
 The result goes to stdout: lines, or one JSON document with `--json`. Progress goes to stderr.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from safepoint.checkpoint.local.retention import KeepBest, parse_policies
 from safepoint.cli.output import print_answer, table
-from safepoint.errors import ImageError, NothingValidError, UsageError, printable
+from safepoint.cli.place import Connection
+from safepoint.errors import ImageError, NothingValidError, StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
@@ -23,19 +26,32 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="images",
-    help="List, show and check the process images in a folder.",
+    help="List, show, check, copy and delete process images.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Image = Annotated[
-    Path,
+    str,
     typer.Argument(
-        metavar="IMAGE", help="An image, such as images/image-3; or the folder with the images, for the newest one."
+        metavar="IMAGE",
+        help="An image, such as images/image-3 or s3://bucket/images/image-3; or the location of the images, for the "
+        "newest one.",
     ),
 ]
-_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder with the images.")]
+_Place = Annotated[
+    str, typer.Argument(metavar="LOCATION", help="The images: a folder, or a prefix in an object store.")
+]
+_Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="The file with the key of the images, 32 bytes.",
+        show_default="your own key, ~/.config/safepoint/images.key",
+    ),
+]
 
 
 def freeze(
@@ -45,17 +61,26 @@ def freeze(
             "--pid", metavar="PID", min=1, help="The process to freeze, together with all its child processes."
         ),
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder in which the image is made.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="LOCATION", help="Where the image is made: a folder, or a prefix in an object store."
+        ),
+    ],
     leave_running: Annotated[
         bool, typer.Option("--leave-running", help="Let the processes run on. Otherwise they are ended.")
     ] = False,
+    encrypt: Annotated[bool, typer.Option("--encrypt", help="Encrypt the image with the key.")] = False,
+    key: _Key = None,
+    connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
     """Freeze a process and all its child processes into an image.
 
-    The image holds the memory of the processes, with all passwords in it. Only root can read it. An image can use
-    pages of older images in the folder instead of storing them again. `safepoint images show` names the images that
-    an image needs: keep them. If something fails, the processes run on, and there is no image.
+    The image holds the memory of the processes, with all passwords in it. In a folder, only root can read it. It is
+    authenticated with your own key, or with the key in --key, so that `safepoint thaw` finds each change. An image can
+    use pages of older images in the same place instead of storing them again. `safepoint images show` names the
+    images that an image needs: keep them. If something fails, the processes run on, and there is no image.
 
     Exit codes: 1 a process cannot be frozen, and all processes run on; 10 there is no such process; 11 another
     process writes to the folder; 16 this machine has no CRIU 4.2 or newer, you are not root, or the driver of a GPU
@@ -67,22 +92,21 @@ def freeze(
     require_packages()
     # Not at the top, here and below: without numpy, this module must still be importable.
     from safepoint.transparent.freeze import freeze_tree
-    from safepoint.transparent.images.location import ImageLocation
     from safepoint.transparent.images.materialise import raw_bytes
 
-    found = freeze_tree(
-        criu, pid, ImageLocation(to), is_running_after=leave_running, progress=_progress("storing pages", None)
-    )
+    with _opened(_location_only(to), key, is_written=True, is_encrypting=encrypt) as (location, _):
+        progress = _progress("storing pages", None)
+        found = freeze_tree(criu, pid, location, is_running_after=leave_running, progress=progress)
     manifest = found.manifest
     document = {
-        **_document(manifest, to),
+        **_document(manifest, location),
         "frozen_s": round(found.frozen_s, 3),
         "is_running": leave_running,
         "staged_in": "memory" if found.is_in_memory else "disk",
     }
     after = "they run on" if leave_running else "they were ended"
     lines = [
-        f"{to / manifest.name}: {plural(manifest.parts[0].num_processes, 'process')}, "
+        f"{location.where(manifest.name)}: {plural(manifest.parts[0].num_processes, 'process')}, "
         f"{format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory; {after}",
         f"frozen for {format_duration(found.frozen_s)}; raw pages were written to {document['staged_in']} first",
     ]
@@ -91,12 +115,23 @@ def freeze(
     print_answer(as_json, document, lines)
 
 
-def thaw(image: _Image, as_json: _Json = False) -> None:
+def thaw(
+    image: _Image,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Also restore an image that was not made with your key, or with the key in --key."
+        ),
+    ] = False,
+    key: _Key = None,
+    connection: Connection = None,
+    as_json: _Json = False,
+) -> None:
     """Restore the processes of an image; they go on where they were frozen.
 
-    The whole image is checked first. Restoring runs the program in the image: restore only images that you, or people
-    whom you trust, have made. If a process number in the image is in use on this machine, the processes are restored
-    in a new PID namespace.
+    The whole image is checked first. Restoring runs the program in the image as you, so an image that was not made
+    with your key is refused. With --trust it is restored: use --trust only for images of people whom you trust. If a
+    process number in the image is in use on this machine, the processes are restored in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 14 the image is damaged; 16 this machine has no CRIU 4.2 or
     newer, you are not root, or the memory of GPUs cannot be restored here.
@@ -107,11 +142,12 @@ def thaw(image: _Image, as_json: _Json = False) -> None:
     require_packages()
     from safepoint.transparent.thaw import thaw_image
 
-    location, name = _find(image)
-    manifest = location.read(name)
-    restored = thaw_image(criu, location, name, progress=_progress("restoring pages", manifest))
+    with _opened(image, key, only_authentic=not trust) as (location, found):
+        name = found or location.newest()
+        manifest = location.read(name)
+        restored = thaw_image(criu, location, name, progress=_progress("restoring pages", manifest.num_pages * 4096))
     document = {
-        "image": str(location.path(name)),
+        "image": location.where(name),
         "pid": restored.pid,
         "has_own_namespace": restored.in_namespace,
         "program": manifest.parts[0].program,
@@ -121,24 +157,28 @@ def thaw(image: _Image, as_json: _Json = False) -> None:
 
 
 @app.command("list")
-def list_(folder: _Folder, as_json: _Json = False) -> None:
-    """List the images of a folder, newest first."""
-    require_packages()
-    from safepoint.transparent.images.location import ImageLocation
+def list_(place: _Place, key: _Key = None, connection: Connection = None, as_json: _Json = False) -> None:
+    """List the images of a location, newest first."""
+    with _opened(_location_only(place), key) as (location, _):
+        documents, rows = _listed(location)
+    lines = table(["IMAGE", "AGE", "PROGRAM", "SIZE", "MEMORY", "KEY", "STATE"], rows)
+    print_answer(as_json, documents, lines if rows else [f"no process images in {place}"])
+
+
+def _listed(location: "ImageLocation") -> tuple[list[dict[str, Any]], list[list[str]]]:
     from safepoint.transparent.images.materialise import raw_bytes
 
-    location = ImageLocation(folder)
     documents: list[dict[str, Any]] = []
     rows: list[list[str]] = []
     for name in location.names():
         try:
             manifest = location.read(name)
         except ImageError as error:
-            documents.append({"name": name, "path": str(location.path(name)), "fault": error.message})
-            rows.append([name, "-", "-", "-", "-", "damaged"])
+            documents.append({"name": name, "path": location.where(name), "fault": error.message})
+            rows.append([name, "-", "-", "-", "-", "-", "damaged"])
             continue
         faults = location.faults(manifest)
-        documents.append({**_document(manifest, folder), "fault": str(faults[0]) if faults else None})
+        documents.append({**_document(manifest, location), "fault": str(faults[0]) if faults else None})
         rows.append(
             [
                 name,
@@ -146,26 +186,25 @@ def list_(folder: _Folder, as_json: _Json = False) -> None:
                 manifest.parts[0].program,
                 format_bytes(manifest.size_bytes),
                 format_bytes(raw_bytes(manifest)),
+                _key_of(manifest, location)[1],
                 "damaged" if faults else "complete",
             ]
         )
-    lines = table(["IMAGE", "AGE", "PROGRAM", "SIZE", "MEMORY", "STATE"], rows)
-    print_answer(as_json, documents, lines if rows else [f"no process images in {folder}"])
+    return documents, rows
 
 
 @app.command()
-def show(image: _Image, as_json: _Json = False) -> None:
+def show(image: _Image, key: _Key = None, connection: Connection = None, as_json: _Json = False) -> None:
     """Show what an image holds, and which other images it needs."""
-    require_packages()
+    with _opened(image, key) as (location, found):
+        manifest = location.read(found or location.newest())
     from safepoint.transparent.images.materialise import raw_bytes
 
-    location, name = _find(image)
-    manifest = location.read(name)
-    document = {**_document(manifest, location.folder), "manifest": json.loads(manifest.to_bytes())}
+    document = {**_document(manifest, location), "manifest": json.loads(manifest.to_bytes())}
     num_pages, num_stored = manifest.num_pages, manifest.num_stored
     num_zero = sum(one.num_zero for one in manifest.page_files)
     lines = [
-        f"{location.path(name)}: {printable(manifest.parts[0].program)}, of {manifest.created}",
+        f"{location.where(manifest.name)}: {printable(manifest.parts[0].program)}, of {manifest.created}",
         *(
             f"  part {number}: {printable(part.program)}, process {part.root_pid}, "
             f"{plural(part.num_processes, 'process')}"
@@ -177,6 +216,7 @@ def show(image: _Image, as_json: _Json = False) -> None:
         f"{num_stored} here",
         f"  size: {format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory",
         f"  needs: {', '.join(source.name for source in manifest.sources) or 'no other image'}",
+        f"  key: {_key_of(manifest, location)[1]}",
     ]
     print_answer(as_json, document, lines)
 
@@ -186,59 +226,190 @@ def verify(
     image: _Image,
     as_json: _Json = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every page and compare its digest.")] = False,
+    key: _Key = None,
+    connection: Connection = None,
 ) -> None:
-    """Check one image, or all images of a folder.
+    """Check one image, or all images of a location.
 
-    Without --deep, only the manifests, the tables of pages and the sizes of files are checked. Exit code 14: an image
-    is damaged, or there is none.
+    Without --deep, only the manifests, the tables of pages and the sizes of files are checked. With the key of an
+    image, each change of what was read is found, also one that was made on purpose; an encrypted image cannot be
+    checked without its key. Exit code 14: an image is damaged, or there is none.
     """
-    require_packages()
-    from safepoint.transparent.images.location import ImageLocation
-    from safepoint.transparent.images.manifest import number_of
-    from safepoint.transparent.images.materialise import verify as verify_image
-
-    is_one = number_of(image.name) is not None
-    location = ImageLocation(image.parent if is_one else image)
-    names = [image.name] if is_one else location.names()
-    if not names:
-        raise NothingValidError(f"there is no process image in {image}")
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
-    for name in names:
-        fault = None
-        try:
-            verify_image(location, name, deep=deep, progress=_progress(f"reading {name}", None) if deep else None)
-        except ImageError as error:
-            fault = error.message
-        documents.append({"name": name, "path": str(location.path(name)), "is_deep": deep, "fault": fault})
-        lines.append(f"{name}: {'damaged' if fault else 'valid' if deep else 'complete'}")
-        lines += [f"  {fault}"] if fault else []
+    with _opened(image, key) as (location, found):
+        from safepoint.transparent.images.materialise import verify as verify_image
+
+        names = [found] if found else location.names()
+        if not names:
+            raise NothingValidError(f"there is no process image in {image}")
+        for name in names:
+            fault = None
+            try:
+                verify_image(location, name, deep=deep)
+            except ImageError as error:
+                fault = error.message
+            documents.append({"name": name, "path": location.where(name), "is_deep": deep, "fault": fault})
+            lines.append(f"{name}: {'cannot be restored' if fault else 'valid' if deep else 'complete'}")
+            lines += [f"  {fault}"] if fault else []
     print_answer(as_json, documents, lines)
     num_damaged = sum(document["fault"] is not None for document in documents)
     if num_damaged:
         raise ImageError(
-            f"{num_damaged} of {plural(len(names), 'image')} in {location.folder} cannot be restored",
+            f"{num_damaged} of {plural(len(names), 'image')} in {location.where()} cannot be restored",
             hint="see the faults above; an image also needs the images that `safepoint images show` names",
         )
 
 
-def _find(image: Path) -> "tuple[ImageLocation, str]":
-    from safepoint.transparent.images.location import ImageLocation
-    from safepoint.transparent.images.manifest import number_of
+@app.command()
+def prune(
+    place: _Place,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="Which images to keep. One or more policies, separated by commas: newest=N, every=N (the images "
+            "whose number is a multiple of N), younger=2h.",
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    connection: Connection = None,
+    as_json: _Json = False,
+) -> None:
+    """Delete the images that --keep does not select, and that no kept image needs.
 
-    if number_of(image.name) is not None:
-        return ImageLocation(image.parent), image.name
-    location = ImageLocation(image)
-    if not image.is_dir():
-        raise UsageError(f"{image} is neither an image nor a folder", hint="name FOLDER/image-N, or FOLDER")
-    return location, location.newest()
+    These images always stay: the newest one, the newest valid one, damaged ones, those that are being read, and all
+    that one of these needs. Exit code 11: an image is being written there. Exit code 13: an image could not be
+    deleted.
+    """
+    try:
+        policies = parse_policies(keep)
+    except ValueError as error:
+        raise UsageError(f"--keep: {error}") from error
+    if any(isinstance(policy, KeepBest) for policy in policies):
+        raise UsageError("--keep: an image has no metrics", hint="use newest=N, every=N and younger=2h")
+    if not any(policy.is_limit for policy in policies):
+        raise UsageError(f"--keep {keep!r} would delete nothing", hint="add newest=N or every=N")
+    with _opened(_location_only(place)) as (location, _):
+        from safepoint.transparent.images.pruning import prune as prune_images
+
+        found = prune_images(location, policies, is_dry_run=dry_run)
+    document = {
+        "deleted": [{"name": one.name, "size_bytes": one.size_bytes} for one in found.deleted],
+        "needed": list(found.needed),
+        "unreadable": list(found.unreadable),
+        "failed": [{"name": name, "reason": reason} for name, reason in found.failed],
+        "is_dry_run": dry_run,
+    }
+    word = "would be deleted" if dry_run else "deleted"
+    lines = [f"{location.where(one.name)}: {word} ({format_bytes(one.size_bytes)})" for one in found.deleted]
+    lines += [f"{name} stays, because a kept image needs it, or may need it" for name in found.needed]
+    lines += [f"{name} cannot be read: it may need all older images, so they stay" for name in found.unreadable]
+    print_answer(as_json, document, lines or ["nothing to delete"])
+    for name, reason in found.failed:
+        raise StorageError(
+            f"{location.where(name)} cannot be deleted ({reason}); it stays, and so do the older ones, which it may "
+            "need",
+            hint="fix the owner or the attributes of the folder, then run the command again",
+        )
 
 
-def _progress(title: str, manifest: "ImageManifest | None") -> Callable[[int], None] | None:
-    """Show how much of the pages is done, if the whole is known."""
-    if manifest is None:
+@app.command("copy")
+def copy(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="An image, such as images/image-3; or the location of the images, for all complete ones.",
+        ),
+    ],
+    target: Annotated[str, typer.Argument(metavar="DST", help="The location to copy to. Images keep their names.")],
+    connection: Connection = None,
+    as_json: _Json = False,
+) -> None:
+    """Copy images and those that they need to a folder or an object store, and compare every byte.
+
+    No key is needed: encrypted images stay encrypted. An image that DST has already is not copied again. Exit code
+    11: DST has another image of the name, and nothing was copied.
+    """
+    documents: list[dict[str, Any]] = []
+    lines: list[str] = []
+    with _opened(source) as (location, name), _opened(_location_only(target)) as (to, _):
+        from safepoint.transparent.images.copying import check_free, needed_by
+        from safepoint.transparent.images.copying import copy as copy_image
+
+        names = [name] if name else _complete(location)
+        if not names:
+            raise NothingValidError(f"there is no complete process image in {source}; nothing was copied")
+        images = needed_by(location, names)
+        missing = check_free(images, to)
+        for one in images:
+            is_new = one in missing
+            if is_new:
+                copy_image(location, one, to, progress=_progress(f"copying {one.name}", one.size_bytes))
+            origin, where = location.where(one.name), to.where(one.name)
+            documents.append({"name": one.name, "from": origin, "to": where, "copied": is_new})
+            did = "copied to" if is_new else "exists already as"
+            lines.append(f"{origin} {did} {where} ({format_bytes(one.size_bytes)})")
+    print_answer(as_json, documents, lines)
+
+
+def _complete(location: "ImageLocation") -> list[str]:
+    """The images whose manifests and files, and those of the images that they need, are there."""
+    found: list[str] = []
+    for name in location.names():
+        with contextlib.suppress(ImageError):
+            if not any(location.faults(one) for one in location.chain(location.read(name))):
+                found.append(name)
+    return found
+
+
+@contextlib.contextmanager
+def _opened(
+    place: str,
+    key: Path | None = None,
+    *,
+    is_written: bool = False,
+    is_encrypting: bool = False,
+    only_authentic: bool = False,
+) -> "Generator[tuple[ImageLocation, str | None]]":
+    """The location of images, and the name of the image if `place` names a single one."""
+    require_packages()
+    # Not at the top: without numpy, this module must still be importable.
+    from safepoint.transparent.images.opening import key_of, open_images, parse_images
+
+    location, name = parse_images(place)
+    used = key_of(key, is_made=is_written)
+    with open_images(location, used, is_encrypting=is_encrypting, only_authentic=only_authentic) as images:
+        yield images, name
+
+
+def _location_only(place: str) -> str:
+    require_packages()
+    from safepoint.transparent.images.opening import parse_images
+
+    if parse_images(place)[1] is not None:
+        raise UsageError(
+            f"{place} is a single image, and this command needs the location of images",
+            hint="give the folder or prefix that contains this image",
+        )
+    return place
+
+
+def _key_of(manifest: "ImageManifest", location: "ImageLocation") -> tuple[str | None, str]:
+    """The identifier of the key of an image, and words for it."""
+    facts = manifest.protection
+    if facts is None:
+        return None, "none"
+    is_known = location.key is not None and location.key.id == facts.key_id
+    return facts.key_id, ("yours" if is_known else "another") + (", encrypted" if facts.is_encrypted else "")
+
+
+def _progress(title: str, all_bytes: int | None) -> Callable[[int], None] | None:
+    """Show how much is done, if the whole is known."""
+    if all_bytes is None:
         return None
-    line, done, all_bytes = ProgressLine(title), 0, manifest.num_pages * 4096
+    line, done = ProgressLine(title), 0
 
     def update(num_bytes: int) -> None:
         nonlocal done
@@ -248,12 +419,12 @@ def _progress(title: str, manifest: "ImageManifest | None") -> Callable[[int], N
     return update
 
 
-def _document(manifest: "ImageManifest", folder: Path) -> dict[str, Any]:
+def _document(manifest: "ImageManifest", location: "ImageLocation") -> dict[str, Any]:
     from safepoint.transparent.images.materialise import raw_bytes
 
     return {
         "name": manifest.name,
-        "path": str(folder / manifest.name),
+        "path": location.where(manifest.name),
         "created": manifest.created,
         "program": manifest.parts[0].program,
         "num_processes": sum(part.num_processes for part in manifest.parts),
@@ -262,4 +433,6 @@ def _document(manifest: "ImageManifest", folder: Path) -> dict[str, Any]:
         "num_pages": manifest.num_pages,
         "num_stored": manifest.num_stored,
         "needs": [source.name for source in manifest.sources],
+        "key": _key_of(manifest, location)[0],
+        "is_encrypted": manifest.is_encrypted,
     }

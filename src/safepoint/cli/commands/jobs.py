@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from safepoint.answers.details import details_of
 from safepoint.answers.job_documents import event_document, figures_of, job_document, log_document, status_document
 from safepoint.answers.versions import versioned
 from safepoint.cli.cluster_options import (
@@ -128,10 +129,9 @@ def status(
         attempts = jobs.attempts(job.name)
         progress, output = jobs.progress_of(job), jobs.output_of(job)
         starts = timed_starts(jobs.events(job.name)) if verbose else ()
-        details: dict[str, Any] = {}
-        if isinstance(jobs, HasDetails):
-            details = jobs.details_of(job)
-            progress = progress or jobs.progress_in_log(job)
+        details = details_of(jobs, job)
+        if progress is None and isinstance(jobs, HasDetails):
+            progress = jobs.progress_in_log(job)
         suggested = options_of(on, namespace)
         lines = page(job, progress, attempts, output, starts=starts, details=details, options=suggested)
         print_answer(as_json, status_document(job, progress, output, attempts, details), lines)

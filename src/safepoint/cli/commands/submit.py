@@ -19,6 +19,7 @@ from safepoint.cli.cluster_options import (
 )
 from safepoint.cli.commands.run import check_resume
 from safepoint.cli.commands.run_options import RunOptions, with_options
+from safepoint.cli.defaults import origins_of
 from safepoint.cli.output import print_answer, print_warning
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import current_folder
@@ -249,6 +250,7 @@ def submit(
         env=dict(_variable(text) for text in env or ()),
         data_connection=connection,
         priority=priority,
+        origins=origins_of(context, ("submit",)),
     )
     doubtful = names_of_secrets(spec.env)
     if doubtful:

@@ -1,22 +1,27 @@
-"""Limits the connections of programs that are not signed in, which could otherwise use up all connections.
+"""Limits the connections of each session and of programs that are not signed in. Either could use up all connections.
 
-A connection counts as known after a request in a valid session. Other connections end after ten seconds, and at most
-64 of them are open at a time: a further one ends the oldest. With TLS, the handshake has the same time limit, and at
-most 128 handshakes run.
+A connection belongs to the session of its last request. Connections without a session end after ten seconds. At most
+64 connections of a session, and 64 without one, are open at a time: a further one ends the oldest of the same kind.
+With TLS, the handshake has the same time limit, and at most 128 handshakes run.
+
+A connection on loopback also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
+requests.
 """
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
 import socket
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from safepoint.foundation import clock
+from safepoint.foundation.channels.socket_owner import owner_of
 
 _UNKNOWN_S = 10.0
-_MOST_UNKNOWN = 64
+_MOST_OF_SESSION = 64
 _MOST_BEGINNING = 128
 _numbers = itertools.count()
 
@@ -51,17 +56,21 @@ class BoundedConnection(H11Protocol):
     """One connection. `listener` is the socket that has accepted it."""
 
     listener: BoundedListener
-    _has_session = False
+    _session: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin to serve the connection."""
         super().connection_made(transport)
         self.number = next(_numbers)
+        self.app_state = {**self.app_state, "user": _user_of(transport)}
         self.listener.is_served(transport.get_extra_info("socket").fileno())
         self._limit = self.loop.call_later(_UNKNOWN_S, self._end_if_unknown)
-        others: list[Any] = [one for one in self.connections if not getattr(one, "is_known", True)]
-        for one in sorted(others, key=lambda one: one.number)[:-_MOST_UNKNOWN]:
-            one.transport.abort()
+        of_session: dict[str | None, list[BoundedConnection]] = {}
+        for one in sorted(cast("set[BoundedConnection]", self.connections), key=lambda one: one.number):
+            of_session.setdefault(one.session, []).append(one)
+        for connections in of_session.values():
+            for one in connections[:-_MOST_OF_SESSION]:
+                one.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the connection has ended."""
@@ -69,19 +78,29 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Note whether the request was one of a session, before the next request takes its place."""
-        self._has_session = self.is_known
+        """Note the session of the request, before the next request takes its place."""
+        self._session = self.session
         super().on_response_complete()
 
     @property
-    def is_known(self) -> bool:
-        """Whether a request on this connection was one of a session; `Guard` finds this out."""
+    def session(self) -> str | None:
+        """The session of the last request of this connection that had one; `Guard` finds it out."""
         scope: Any = self.scope
-        return self._has_session or (scope is not None and scope["state"].get("visitor") is not None)
+        visitor: Any = None if scope is None else scope["state"].get("visitor")
+        return self._session if visitor is None else visitor.session
 
     def _end_if_unknown(self) -> None:
-        if not self.is_known:
+        if self.session is None:
             self.transport.abort()  # `close` would wait until the other side has read everything
+
+
+def _user_of(transport: asyncio.Transport) -> str:
+    """The user who has opened a connection on loopback; empty for a connection of another machine."""
+    client, server = transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
+    if not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
+        return ""
+    owner = owner_of(client, server)
+    return "unknown" if owner is None else str(owner)
 
 
 def protocol_of(listener: BoundedListener) -> type[BoundedConnection]:

@@ -8,7 +8,7 @@ sent it.
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -133,8 +133,9 @@ class Guard:
             raise Refusal(400, "the proxy has named two users; the request was refused") from None
         if visitor is not None:
             return visitor
-        cookie = _cookies_of(headers).get(self._cookie)
-        return None if cookie is None else self._sessions.visitor_of(cookie)
+        user = scope["state"].get("user", "")
+        found = (self._sessions.visitor_of(cookie, user) for cookie in _cookies_of(headers, self._cookie))
+        return next((visitor for visitor in found if visitor is not None), None)
 
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Refuse another name: with DNS rebinding, the page of a stranger could read the dashboard under its own."""
@@ -151,7 +152,7 @@ class Guard:
         found = {name: value.decode("latin-1").lower() for name, value in headers}
         origin, site = found.get(b"origin"), found.get(b"sec-fetch-site")
         if site not in {None, "same-origin"} or (
-            origin is not None and urlsplit(origin).netloc != found.get(b"host", "")
+            origin is not None and origin.partition("://")[2] != found.get(b"host", "")
         ):
             raise Refusal(403, "another site has sent this form; nothing was done")
 
@@ -199,12 +200,13 @@ def set_cookie(response: Response, *, name: str, value: str, lasts_s: int, is_se
     response.set_cookie(name, value, max_age=lasts_s, path="/", secure=is_secure, httponly=True, samesite="strict")
 
 
-def _cookies_of(headers: Sequence[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """The cookies of a request, by name; the first one of each name."""
-    found: dict[str, str] = {}
+def _cookies_of(headers: Sequence[tuple[bytes, bytes]], wanted: str) -> list[str]:
+    """The values of all cookies with a name. Another program at the same address may have set a further one."""
+    found: list[str] = []
     for name, value in headers:
         if name == b"cookie":
             for part in value.decode("latin-1").split(";"):
                 key, _, text = part.strip().partition("=")
-                found.setdefault(key, text)
+                if key == wanted:
+                    found.append(text)
     return found

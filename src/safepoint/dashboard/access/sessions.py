@@ -3,27 +3,29 @@
 Promises: a link is accepted once. Links are kept as digests, and in memory only. A cookie states a role, a session
 and its end, and is signed with a key in the user's state folder, so that it stays valid when the dashboard is started
 again. Deleting the key ends all sessions.
+
+A browser sends the cookie to each program that listens at the same address, whatever its port. On loopback this may
+be a program of another user, or one that took the port when the dashboard ended. So a cookie that was given to a user
+of this machine is valid only in connections that this user has opened.
 """
 
 import base64
 import enum
 import hashlib
 import hmac
-import os
 import secrets
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from safepoint.errors import StorageError
 from safepoint.foundation import clock
-from safepoint.foundation.environment import open_trusted
+from safepoint.foundation.shared_folders.secret_keys import load_or_make_key
 from safepoint.jobs.local.paths import make_private
 
+_TOKEN_BYTES = 32
 LASTS_S = 12 * 3600
 """How long a session lasts, in seconds."""
-_KEY_BYTES = 32
-_VERSION = "v1"
+_VERSION = "v2"
 
 
 class Role(enum.StrEnum):
@@ -71,7 +73,7 @@ class Sessions:
 
     def new_link(self, role: Role) -> str:
         """A token that `exchange` accepts once."""
-        token = secrets.token_urlsafe(_KEY_BYTES)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
         with self._lock:
             self._links[_digest(token)] = role
         return token
@@ -84,15 +86,26 @@ class Sessions:
             return None
         return Visitor(session=secrets.token_urlsafe(16), role=self._allowed(role))
 
-    def cookie_of(self, visitor: Visitor) -> str:
-        """The value of the cookie of a session."""
-        text = f"{_VERSION}.{visitor.role}.{visitor.session}.{int(clock.wall_s()) + LASTS_S}"
-        return f"{text}.{self._sign('cookie', text)}"
+    def cookie_of(self, visitor: Visitor, user: str = "") -> str:
+        """The value of the cookie of a session.
 
-    def visitor_of(self, cookie: str) -> Visitor | None:
-        """The session of a cookie; None if the cookie is not valid any more, or is not one of this dashboard."""
+        Args:
+            visitor: the session.
+            user: who has opened the connection, see `connections`; empty for a connection that does not show it.
+        """
+        text = f"{_VERSION}.{visitor.role}.{visitor.session}.{int(clock.wall_s()) + LASTS_S}"
+        return f"{text}.{self._sign('cookie', f'{text} {user}')}"
+
+    def visitor_of(self, cookie: str, user: str = "") -> Visitor | None:
+        """The session of a cookie; None if the cookie is not valid any more, or is not one of this dashboard.
+
+        Args:
+            cookie: the value of the cookie.
+            user: as for `cookie_of`. A cookie that was given to another user is not valid.
+        """
         text, _, signature = cookie.rpartition(".")
-        if not text.isascii() or not hmac.compare_digest(signature.encode(), self._sign("cookie", text).encode()):
+        expected = self._sign("cookie", f"{text} {user}")
+        if not text.isascii() or not hmac.compare_digest(signature.encode(), expected.encode()):
             return None
         version, role, session, end = text.split(".")
         if version != _VERSION or int(end) < clock.wall_s():
@@ -122,26 +135,8 @@ def load_key(path: Path) -> bytes:
         StorageError: the file cannot be read or written, has another content, or other users can read it.
     """
     make_private(path.parent)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     hint = f"delete {path}; all sessions of dashboards then end"
-    try:
-        if not path.exists():
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(_KEY_BYTES))
-            try:
-                os.link(new, path)  # fails if another dashboard was first: then its key is used
-            except FileExistsError:
-                pass
-            finally:
-                new.unlink()
-        with open_trusted(path) as file:
-            mode, key = os.fstat(file.fileno()).st_mode, file.read(_KEY_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"the key of the dashboard {path} cannot be used: {error.strerror}", hint=hint) from error
-    if len(key) != _KEY_BYTES or mode & 0o077:
-        raise StorageError(f"{path} is not a key of the dashboard, or other users can read it", hint=hint)
-    return key
+    return load_or_make_key(path, what="key of the dashboard", hint=hint)
 
 
 def _digest(token: str) -> bytes:

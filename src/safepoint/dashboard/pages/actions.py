@@ -66,8 +66,11 @@ async def act(request: Request) -> Response:
     do = _doing(action, form, name)
 
     def run() -> Outcome:
-        with reader.open_jobs(actor) as jobs:
-            return do(jobs)
+        try:
+            with reader.open_jobs(actor) as jobs:
+                return do(jobs)
+        finally:
+            reader.expire()
 
     work = context_of(request).works.begin(f"{action} {name}", run, back=back, by=actor)
     return RedirectResponse(f"/actions/{work.number}", status_code=303)

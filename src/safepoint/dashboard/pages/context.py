@@ -30,6 +30,7 @@ class Context:
         sessions: the links and cookies.
         cookie: the name of the cookie.
         link_used: called with the role of a link that was used.
+        outputs: held while the output of a job is read, which may take long. It leaves threads for other pages.
     """
 
     settings: DashboardSettings
@@ -39,6 +40,7 @@ class Context:
     sessions: Sessions
     cookie: str
     link_used: Callable[[str], None]
+    outputs: asyncio.Semaphore
 
 
 def context_of(request: Request) -> Context:

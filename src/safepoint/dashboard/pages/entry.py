@@ -32,7 +32,7 @@ async def enter(request: Request) -> Response:
         return refuse(_USED, request.scope["state"])
     context.link_used(visitor.role)
     response = HTMLResponse(render("enter.html", visitor=visitor, form_token="", path=""))
-    cookie = context.sessions.cookie_of(visitor)
+    cookie = context.sessions.cookie_of(visitor, getattr(request.state, "user", ""))
     set_cookie(response, name=context.cookie, value=cookie, lasts_s=LASTS_S, is_secure=context.settings.has_tls)
     return response
 

@@ -1,6 +1,7 @@
 """A job: what it does, its curves, timeline, events and output."""
 
 import collections
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,10 +15,10 @@ from safepoint.answers.job_documents import (
     status_document,
 )
 from safepoint.dashboard.pages.context import context_of, in_thread
-from safepoint.dashboard.reading.job_view import metric_columns, read_job
+from safepoint.dashboard.reading.job_view import MOST_RANKS, metric_columns, read_job
 from safepoint.dashboard.reading.places import PlaceReader
-from safepoint.dashboard.rendering import Refusal, json_response, respond
-from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.dashboard.rendering import Refusal, json_response, respond, sentence_of_error
+from safepoint.errors import NotFoundError
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.presentation.tones import TONES
 
@@ -52,6 +53,7 @@ async def job(request: Request) -> Response:
         safe_step=safe_step(one.job, view.progress),
         events=event_rows(view.events[-_NUM_EVENTS:]),
         num_events=len(view.events),
+        most_ranks=MOST_RANKS,
         works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
     )
 
@@ -82,10 +84,17 @@ async def logs(request: Request) -> Response:
         raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
     rank = int(rank_text) if rank_text else None
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
-    lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+    one = await in_thread(lambda: reader.job(name))
+    why = ""
+    try:
+        async with context_of(request).outputs:
+            lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+    except NotFoundError as error:
+        if request.state.wants_json or rank is not None:
+            raise
+        lines, why = [], sentence_of_error(error)  # a job on a cluster has no output while it has no pods
     if request.state.wants_json:
         return json_response([log_document(line) for line in lines])
-    one = await in_thread(lambda: reader.job(name))
     num_ranks = one.job.num_nodes * (one.job.ranks_per_node or 1)
     return respond(
         request,
@@ -96,25 +105,22 @@ async def logs(request: Request) -> Response:
         lines=lines,
         rank=rank_text,
         query=query,
-        ranks=range(min(num_ranks, 64)),
+        ranks=range(min(num_ranks, MOST_RANKS)),
         is_cut=len(lines) == most,
+        why=why,
     )
 
 
 def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> list[LogLine]:
     """The last lines that contain the query, in any case of letters."""
-    reader.job(name)
     wanted = query.lower()
     # A connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
         # A search reads everything; without one, the end of a long output is enough.
-        if isinstance(jobs, LocalJobs) and not query:
-            found = jobs.logs(name, rank=rank, last_bytes=_TAIL_BYTES)
-        else:
-            found = jobs.logs(name, rank=rank)
+        found = jobs.logs(name, rank=rank, last_bytes=None if query else _TAIL_BYTES)
         lines = (line for line in found if wanted in line.text.lower())
-        last = collections.deque(lines, maxlen=most)
-    return [LogLine(source=line.source, text=line.text[:_LONGEST_LINE]) for line in last]
+        # Whole lines are not kept: on a cluster they may have 1 MiB.
+        return list(collections.deque((replace(one, text=one.text[:_LONGEST_LINE]) for one in lines), maxlen=most))
 
 
 routes = [

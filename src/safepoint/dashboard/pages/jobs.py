@@ -64,6 +64,7 @@ def _row(reader: PlaceReader, one: ListedJob) -> dict[str, Any]:
         "progress": one.progress,
         "tone": TONES[one.job.state],
         "safe_step": safe_step(one.job, one.progress),
+        "place": "/".join(filter(None, (reader.title, one.job.particulars.get("namespace")))),
         "queue": one.job.particulars.get("queue") or "",
         "priority": one.job.particulars.get("priority") or one.job.particulars.get("priority_class") or "",
         "actions": actions_of(one.job),

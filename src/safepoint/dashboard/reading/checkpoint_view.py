@@ -1,20 +1,28 @@
 """The checkpoints of a job or of any location."""
 
+import contextlib
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, parse_policies
 from safepoint.checkpoint.tools.documents import state_of
-from safepoint.checkpoint.tools.inventory import Inventory, Item, open_inventory
+from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, Stated, open_inventory
+from safepoint.dashboard.reading.places import PlaceReader
 from safepoint.errors import NotFoundError, SafepointError, UnsupportedError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.records import JobEvent, JobRecord
 from safepoint.settings.run_settings import RunSettings
-from safepoint.storage.location import parse_location
+
+if TYPE_CHECKING:
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 _MOST_SIZE = 4096
 """The largest number of ranks that is considered."""
@@ -35,6 +43,7 @@ class CheckpointRow:
             step, smallest first; empty if its manifest was not read.
         check: when all its files were last read and found good, as far as it is known; None if it is not.
         kept_by: why retention keeps it, as phrases; empty if no policy keeps it, or if the policies are not known.
+        also_in: where a further copy of it is, on this machine; empty if there is none.
     """
 
     item: Item
@@ -44,6 +53,7 @@ class CheckpointRow:
     sizes: tuple[int, ...] = ()
     check: "Check | None" = None
     kept_by: tuple[str, ...] = ()
+    also_in: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,27 +69,70 @@ class Check:
     how: str
 
 
-def inventory_of_job(job: object, output: str | None) -> Inventory:
+class OnlyInPodsError(UnsupportedError):
+    """Only a pod can read the checkpoints of a job on a cluster."""
+
+
+def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
     """The checkpoints of a job, opened as the job itself would reach them.
 
     Raises:
         NotFoundError: the output location is not known yet.
-        UnsupportedError: the job is on a cluster, and its claim cannot be read from here.
+        OnlyInPodsError: the job is on a cluster, and only a pod can read its checkpoints.
         SafepointError: the location cannot be reached.
     """
+    job = reader.job(name).job
+    output = reader.call(lambda jobs: jobs.output_of(job))
     if output is None:
         raise NotFoundError(
             "the output location of this job is not known yet", hint="its ranks report it when they start"
         )
     if isinstance(job, JobRecord):
         return open_output(job.spec, output)
-    location = parse_location(output)
-    if location.is_folder or str(location).startswith("pvc:"):
-        raise UnsupportedError(
-            f"{output} is in the cluster, and this page cannot read it",
-            hint=f"`safepoint checkpoints list --on … {output}` reads it in a pod",
+    found = reader.call(lambda jobs: cast("ClusterJobs", jobs).inventory_of(name))
+    if found is None:
+        raise OnlyInPodsError(
+            f"{output} can be read only in the cluster",
+            hint=f"`safepoint checkpoints list --on {shlex.quote(reader.name)} job:{name}` reads it in a pod, too",
         )
-    return open_any(output)[0]
+    return found
+
+
+def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
+    """The checkpoints that a pod has listed, newest first. Those of a later release than this one are left out."""
+    rows: list[CheckpointRow] = []
+    for document in documents:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            item = _item_in(document)
+            rows.append(CheckpointRow(item=item, state=state_of(item, item.faults, deep=False), is_in_use=False))
+    return rows
+
+
+def _item_in(document: Mapping[str, Any]) -> Item:
+    """The checkpoint that a document of `document_of` describes, as far as the document does.
+
+    Its run and its metrics are not known.
+
+    Raises:
+        ValueError: a kind or a trigger is not known, as in a document of a later release.
+    """
+    step, created_s = document["step"], float(document["created_s"])
+    stated = None
+    if step is not None:
+        created, trigger = str(document["created"]), Trigger(document["trigger"])
+        stated = Stated(run_id="", step=step, trigger=trigger, created=created, metrics={})
+    return Item(
+        name=document["name"],
+        prefix="",
+        where=document["where"],
+        stated=stated,
+        faults=tuple(Fault(file=str(one["file"]), reason=str(one["reason"])) for one in document["faults"]),
+        kind=Kind(document["kind"]),
+        num_files=document["files"],
+        size_bytes=document["bytes"],
+        modified_s=created_s,
+        created_s=created_s,
+    )
 
 
 def open_any(text: str) -> tuple[Inventory, str | None]:
@@ -96,7 +149,11 @@ def open_any(text: str) -> tuple[Inventory, str | None]:
 
 
 def rows_of(
-    inventory: Inventory, *, settings: RunSettings | None = None, checks: Mapping[str, Check] | None = None
+    inventory: Inventory,
+    *,
+    settings: RunSettings | None = None,
+    checks: Mapping[str, Check] | None = None,
+    local: str = "",
 ) -> list[CheckpointRow]:
     """All checkpoints, newest first; their files are not read.
 
@@ -104,6 +161,7 @@ def rows_of(
         inventory: the checkpoints.
         settings: of the run that writes them; None if they are not known.
         checks: the last check of each checkpoint, by its name.
+        local: for an object store: the folder of this machine in which the run keeps its newest checkpoints, too.
     """
     items = inventory.items()
     in_use = {item.name for item in items if inventory.is_in_use(item)}
@@ -120,9 +178,18 @@ def rows_of(
                 sizes=() if manifest is None else _sizes(manifest),
                 check=_check_of(item, checks or {}),
                 kept_by=kept.get(item.name, ()),
+                also_in=_copy_of(item, Path(local)) if local and inventory.folder is None else "",
             )
         )
     return rows
+
+
+def _copy_of(item: Item, folder: Path) -> str:
+    """The copy of a checkpoint in a folder; empty if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / item.name / MANIFEST_NAME).is_file():
+            return str(folder / item.name)
+    return ""
 
 
 def _check_of(item: Item, checks: Mapping[str, Check]) -> Check | None:

@@ -7,6 +7,7 @@ from typing import Any
 from safepoint.answers.costs import cost_document, held_s, history_of, waited_s
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
 from safepoint.errors import SafepointError
+from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.records import AttemptRecord
 from safepoint.planning.costs import HOUR_S, JobHistory
 
@@ -81,7 +82,7 @@ def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float])
         lost_s=history.lost_s * num_slots,
         down_s=history.down_s * num_slots,
         saved_s=(history.lost_with_interval_s(_INTERVAL_S) - history.lost_s) * num_slots,
-        waited_s=waited_s(job.created, attempts, history),
+        waited_s=waited_s(job, attempts, history),
         num_interruptions=len(history.interruptions),
         price=price,
         document=document,
@@ -89,7 +90,12 @@ def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float])
 
 
 def _read(reader: PlaceReader, one: ListedJob) -> tuple[list[AttemptRecord], JobHistory]:
-    """The attempts and interruptions of a job. While nothing about the job changes, they are read once."""
+    """The attempts and interruptions of a job. While nothing about the job changes, they are read once.
+
+    The events of a cluster do not say when a job was interrupted, so they are not requested.
+    """
+    if isinstance(one.job, ClusterJob):
+        return [*one.job.attempts], history_of(())
     mark = (one.job, one.mark)
     before = reader.histories.get(one.job.name)
     if before is None or before[0] != mark:

@@ -1,22 +1,31 @@
 """What the page of a job shows."""
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from safepoint.answers.consequence import Action, actions_of
+from safepoint.answers.details import details_of
 from safepoint.answers.situation import sentence_of
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
-from safepoint.jobs.model.job_place import HasDetails, JobPlace
+from safepoint.errors import printable
+from safepoint.foundation.processes import memory_of
+from safepoint.jobs.cluster.pods.pod_summary import PodSummary
+from safepoint.jobs.cluster.state import ClusterJob
+from safepoint.jobs.local.paths import job_folder
+from safepoint.jobs.model.job_place import HasDetails, Job, JobPlace
 from safepoint.jobs.model.job_progress import risk_of_suspending
-from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord
 from safepoint.presentation.drawings import Curve, Timeline, curve_of, metric_names, timeline_of
 from safepoint.progress.metric_history import MetricPoint
 from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
 
+MOST_RANKS = 64
+"""How many ranks a page shows."""
 _LAUNCHERS_OWN = {"record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start", "wording"}
 
 
@@ -28,11 +37,13 @@ class RankFacts:
         rank: its number.
         host: its machine or pod.
         pid: its process there.
+        memory_bytes: its memory; None if it does not run, or if it is on another machine.
     """
 
     rank: int
     host: str
     pid: int | None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +53,7 @@ class JobView:
     Args:
         listed: the job.
         progress: its last report; on a cluster to which pods cannot report, what its output says.
-        details: what only `status` and this page say, such as the last lines of a failed job; see `HasDetails`.
+        details: what only `status` and this page say, such as the last lines of a failed job; see `details_of`.
         output: its output location; None if it is unknown.
         attempts: oldest first.
         events: oldest first.
@@ -51,8 +62,10 @@ class JobView:
         timeline: None before the first attempt.
         curves: of its metrics, the most important ones first.
         ranks: of the newest attempt, as far as it has reported them.
+        pods: those that train, of a job on a cluster.
         actions: those that it accepts now.
-        settings: the options of its run that are not the default, by name.
+        settings: the options of its run that are not the default, by name: the value, and where it was set; empty if
+            this is not known.
         commands: what each command does, and the command.
     """
 
@@ -67,8 +80,9 @@ class JobView:
     timeline: Timeline | None
     curves: tuple[Curve, ...]
     ranks: tuple[RankFacts, ...]
+    pods: tuple[PodSummary, ...]
     actions: tuple[Action, ...]
-    settings: Mapping[str, str]
+    settings: Mapping[str, tuple[str, str]]
     commands: tuple[tuple[str, str], ...]
 
 
@@ -82,16 +96,13 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
     listed = reader.job(name)
     job = listed.job
 
-    def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord]]:
-        return jobs.output_of(job), jobs.attempts(name)
+    def ask(jobs: JobPlace[Any]) -> tuple[str | None, list[AttemptRecord], dict[str, Any], Progress | None]:
+        progress = listed.progress
+        if progress is None and isinstance(jobs, HasDetails):
+            progress = jobs.progress_in_log(job)
+        return jobs.output_of(job), jobs.attempts(name), details_of(jobs, job), progress
 
-    def ask_more(jobs: JobPlace[Any]) -> tuple[dict[str, Any], Progress | None]:
-        if not isinstance(jobs, HasDetails):
-            return {}, listed.progress
-        return jobs.details_of(job), listed.progress or jobs.progress_in_log(job)
-
-    output, attempts = reader.call(ask)
-    details, progress = reader.call(ask_more)
+    output, attempts, details, progress = reader.call(ask)
     events = reader.events(listed)
     points = reader.points(listed)
     return JobView(
@@ -101,19 +112,25 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         output=output,
         attempts=tuple(attempts),
         events=tuple(events),
-        sentence=sentence_of(job, progress),
+        sentence=sentence_of(
+            job, progress, queue_place=details["queue_place"], verified_s=_verified_s(events, progress)
+        ),
         risk=risk_of_suspending(job, progress),
         timeline=timeline_of(attempts, events),
         curves=tuple(curve for one in metric_names(points) if (curve := curve_of(one, points)) is not None),
-        ranks=_ranks(events),
+        ranks=_ranks(job, events),
+        pods=job.pods if isinstance(job, ClusterJob) else (),
         actions=tuple(actions_of(job)),
-        settings=_settings(job.settings),
+        settings=_settings(job.settings, job.spec.origins if isinstance(job, JobRecord) else {}),
         commands=_commands(reader, name, output),
     )
 
 
 def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:
-    """The metrics of a job as columns of numbers; null where a metric was not reported."""
+    """The metrics of a job as columns of numbers; null where a metric was not reported.
+
+    The names are those that the page shows: its script compares them.
+    """
     attempts: dict[int, int] = {}
     for point in points:
         attempts.setdefault(point.attempt, point.step)
@@ -121,7 +138,9 @@ def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:
         "steps": [point.step for point in points],
         "times": [point.time for point in points],
         "attempts": [{"attempt": number, "first_step": step} for number, step in attempts.items()],
-        "metrics": {name: [_rounded(point.values.get(name)) for point in points] for name in metric_names(points)},
+        "metrics": {
+            printable(name): [_rounded(point.values.get(name)) for point in points] for name in metric_names(points)
+        },
     }
 
 
@@ -129,12 +148,30 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def _ranks(events: Sequence[JobEvent]) -> tuple[RankFacts, ...]:
+def _verified_s(events: Sequence[JobEvent], progress: Progress | None) -> float | None:
+    """How long the resume at which the newest start began took to verify its checkpoint, in seconds."""
+    if progress is None or progress.resumed_step is None:
+        return None
+    for event in reversed(events):
+        if event.name == "resumed" and event.detail.get("step") == progress.resumed_step:
+            seconds = event.detail.get("duration_s")
+            return seconds if type(seconds) is float and 0 <= seconds < math.inf else None
+    return None
+
+
+def _ranks(job: Job, events: Sequence[JobEvent]) -> tuple[RankFacts, ...]:
     for event in reversed(events):
         ranks = event.detail.get("ranks")
         if event.name == "attempt_started" and isinstance(ranks, list):
-            return tuple(fact for one in cast("list[Any]", ranks) if (fact := _rank(one)) is not None)
+            found = [fact for one in cast("list[Any]", ranks) if (fact := _rank(one)) is not None]
+            return (*(_with_memory(job, fact) for fact in found[:MOST_RANKS]), *found[MOST_RANKS:])
     return ()
+
+
+def _with_memory(job: Job, rank: RankFacts) -> RankFacts:
+    if not isinstance(job, JobRecord) or not job.state.holds_slots or rank.pid is None:
+        return rank
+    return dataclasses.replace(rank, memory_bytes=memory_of(rank.pid, job_folder(job.name)))
 
 
 def _rank(record: Any) -> RankFacts | None:
@@ -147,13 +184,14 @@ def _rank(record: Any) -> RankFacts | None:
     return RankFacts(rank=rank, host=host, pid=pid if type(pid) is int else None) if type(rank) is int else None
 
 
-def _settings(settings: RunSettings) -> dict[str, str]:
+def _settings(settings: RunSettings, origins: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     usual = RunSettings()
-    return {
+    changed = {
         item.name.removesuffix("_s").replace("_", "-"): str(getattr(settings, item.name))
         for item in dataclasses.fields(RunSettings)
         if item.name not in _LAUNCHERS_OWN and getattr(settings, item.name) != getattr(usual, item.name)
     }
+    return {name: (text, origins.get(name, "")) for name, text in changed.items()}
 
 
 def _commands(reader: PlaceReader, name: str, output: str | None) -> tuple[tuple[str, str], ...]:
@@ -164,6 +202,8 @@ def _commands(reader: PlaceReader, name: str, output: str | None) -> tuple[tuple
         ("its events", f"safepoint events{on} {name}"),
         ("save and stop it", f"safepoint suspend{on} {name}"),
         ("continue it", f"safepoint resume{on} {name}"),
+        ("give it two nodes", f"safepoint scale{on} --nnodes 2 {name}"),
+        ("remove it; its checkpoints stay", f"safepoint delete{on} {name}"),
     ]
     if output is not None:
         found.append(("its checkpoints", f"safepoint checkpoints list{on} {shlex.quote(output)}"))

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from safepoint.answers.situation import Attention, attention_of
 from safepoint.errors import NotFoundError, SafepointError, WaitTimeoutError
@@ -20,6 +20,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import Job, JobPlace
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
+from safepoint.jobs.model.states import JobState
 from safepoint.planning.costs import JobHistory
 from safepoint.progress.metric_history import MetricPoint, MetricReader, current_points, point_of, read_points
 from safepoint.progress.record import Progress
@@ -30,6 +31,8 @@ _READER = "dashboard"
 _FRESH_S = 0.2
 """How old a list of this machine may be when a page shows it."""
 _FRESH_ON_CLUSTER_S = 3.0
+_OLDEST_ON_CLUSTER_S = 15.0
+"""How old a list of a cluster may be while a newer one is read: a page does not wait for it."""
 _BUSY_SHARE = 4
 """A list is read again after this many times the time that reading it took."""
 _ANSWER_WITHIN_S = 30.0
@@ -37,6 +40,8 @@ _SPARKLINE_BYTES = 16 << 10
 _MOST_OBSERVED = 4096
 _MOST_KEPT = 16
 """For how many jobs events and metrics stay in memory."""
+_CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
+"""In these states, the mere time can make a job need attention."""
 _ATTENTION_EVERY_S = 5.0
 """How often it is looked whether the mere time has made a job need attention."""
 _T = TypeVar("_T")
@@ -98,8 +103,11 @@ class PlaceReader:
         self._exit = contextlib.ExitStack()
         self._jobs: JobPlace[Any] | None = None
         self._now = PlaceJobs()
+        self._live: list[ListedJob] = []
+        """The jobs that have processes, which may report."""
         self._number: int | None = None
         self._again_s = 0.0
+        self._is_expired = False
         self._losses: dict[str, tuple[object, tuple[float, ...]]] = {}
         self._observed: dict[str, list[MetricPoint]] = {}
         self.histories: dict[str, tuple[object, tuple[list[AttemptRecord], JobHistory]]] = {}
@@ -114,12 +122,27 @@ class PlaceReader:
         """Whether it is this machine."""
         return self.name == "local"
 
-    def read(self) -> PlaceJobs:
-        """The jobs, read again if they may have changed."""
-        fresh_s = _FRESH_S if self.is_local else _FRESH_ON_CLUSTER_S
-        if clock.monotonic_s() - self._now.read_s > fresh_s:
+    def read(self, *, waits: bool = False) -> PlaceJobs:
+        """The jobs, read again if they may have changed.
+
+        Args:
+            waits: whether to wait for a newer list of a cluster. Otherwise, the list may be up to 15 seconds old.
+        """
+        age_s = clock.monotonic_s() - self._now.read_s
+        if self._is_expired or age_s > (self._fresh_s if waits or self.is_local else _OLDEST_ON_CLUSTER_S):
             self._on_thread(self._refresh)
+        elif age_s > self._fresh_s:
+            with contextlib.suppress(RuntimeError):  # the dashboard ends
+                self._thread.submit(self._refresh)
         return self._now
+
+    @property
+    def _fresh_s(self) -> float:
+        return _FRESH_S if self.is_local else _FRESH_ON_CLUSTER_S
+
+    def expire(self) -> None:
+        """Have the jobs read before the next page, because an action has changed one."""
+        self._is_expired = True
 
     def job(self, name: str) -> ListedJob:
         """One job, by its full name.
@@ -160,11 +183,11 @@ class PlaceReader:
     def points(self, listed: ListedJob, *, last_bytes: int | None = None) -> list[MetricPoint]:
         """The metrics of a job over its steps. On a cluster: those that this process has seen."""
         name = listed.job.name
+        if not self.is_local:  # a page need not wait until the thread has read the cluster
+            return current_points([*self._observed.get(name, ())])
 
         def ask(jobs: JobPlace[Any]) -> list[MetricPoint]:
-            if not isinstance(jobs, LocalJobs):
-                return list(self._observed.get(name, ()))
-            path = jobs.metrics_file(name)
+            path = cast("LocalJobs", jobs).metrics_file(name)
             return self._metrics(name, path) if last_bytes is None else read_points(path, last_bytes=last_bytes)
 
         return current_points(self.call(ask))
@@ -219,18 +242,20 @@ class PlaceReader:
         return self._jobs
 
     def _refresh_now(self) -> None:
-        self._again_s = 0.0
-        self._now = replace(self._now, read_s=float("-inf"))
+        self.expire()
         self._refresh()
 
     def _refresh(self) -> None:
         now_s = clock.monotonic_s()
-        if now_s - self._now.read_s < _FRESH_S:
+        is_expired, self._is_expired = self._is_expired, False
+        if not is_expired and now_s - self._now.read_s < self._fresh_s:
             return  # another request was first
         try:
             jobs = self._opened()
-            changed = self._has_changed(jobs) if now_s >= self._again_s else False
-            if changed or isinstance(jobs, LocalJobs):
+            changed = self._has_changed(jobs) if is_expired or now_s >= self._again_s else False
+            if isinstance(jobs, LocalJobs) and not changed and not self._has_news(jobs):
+                self._now = replace(self._now, read_s=now_s)
+            elif changed or isinstance(jobs, LocalJobs):
                 listed = jobs.jobs() if changed else [one.job for one in self._now.jobs.values()]
                 found = self._listed(jobs, listed)
                 if changed:
@@ -241,7 +266,7 @@ class PlaceReader:
         except SafepointError as error:
             self._number, self._jobs = None, None
             self._exit.close()
-            self._now = PlaceJobs(failure=str(error), read_s=now_s)
+            self._now, self._live = PlaceJobs(failure=str(error), read_s=now_s), []
 
     def _forget_all_but(self, found: Mapping[str, ListedJob]) -> None:
         """Forget what was read of jobs that do not exist any more."""
@@ -259,20 +284,28 @@ class PlaceReader:
         self._number = number
         return True
 
+    def _has_news(self, jobs: LocalJobs) -> bool:
+        """Whether a rank has reported something, or time may have made a job need attention. Only ranks report."""
+        return self._is_new_time or any(jobs.report_mark(one.job.name) != one.mark for one in self._live)
+
+    @property
+    def _is_new_time(self) -> bool:
+        return clock.monotonic_s() - self._attention_s > _ATTENTION_EVERY_S
+
     def _listed(self, jobs: JobPlace[Any], found: Iterable[Any]) -> dict[str, ListedJob]:
         before = self._now.jobs
         listed: dict[str, ListedJob] = {}
-        is_new_time = clock.monotonic_s() - self._attention_s > _ATTENTION_EVERY_S
+        is_new_time = self._is_new_time
         if is_new_time:
             self._attention_s = clock.monotonic_s()
         for job in found:
             old = before.get(job.name)
-            # Only ranks report, so the reports of a job without processes stay as they are.
             is_live = job.state.holds_slots or old is None or old.job is not job
             mark = old.mark if old is not None else None
             if is_live and isinstance(jobs, LocalJobs):
                 mark = jobs.report_mark(job.name)
-            if old is not None and old.job is job and old.mark == mark and not is_new_time:
+            is_looked_at = is_new_time and job.state in _CHANGES_WITH_TIME
+            if old is not None and old.job is job and old.mark == mark and not is_looked_at:
                 listed[job.name] = old
                 continue
             if old is not None and old.job == job and old.mark == mark and isinstance(jobs, LocalJobs):
@@ -289,6 +322,7 @@ class PlaceReader:
                 attention=attention_of(job, progress, changed=changed if isinstance(changed, str) else None),
                 mark=mark,
             )
+        self._live = [one for one in listed.values() if one.job.state.holds_slots]
         return listed
 
     def _observe(self, name: str, progress: Progress | None, jobs: JobPlace[Any]) -> None:

@@ -31,6 +31,7 @@ class PlaceRoom:
         saves_left: how many saves still fit; None if there is no end, or it is not known.
         remaining_s: seconds until a save does not fit; None if there is no end, or it is not known.
         is_low: whether a launcher has warned.
+        is_here: whether this machine can read the location; otherwise only the cluster of the jobs can.
     """
 
     location: str
@@ -41,6 +42,14 @@ class PlaceRoom:
     saves_left: int | None = None
     remaining_s: float | None = None
     is_low: bool = False
+    is_here: bool = True
+
+    @property
+    def growth_bytes_s(self) -> float | None:
+        """By how many bytes the location grows in a second; None if it does not grow, or if this is not known."""
+        if not self.remaining_s or self.free_bytes is None:
+            return None
+        return self.free_bytes / self.remaining_s
 
     def to_document(self) -> dict[str, Any]:
         """As JSON values."""
@@ -52,6 +61,7 @@ class PlaceRoom:
             "save_bytes": self.save_bytes,
             "saves_left": self.saves_left,
             "remaining_s": self.remaining_s,
+            "growth_bytes_s": self.growth_bytes_s,
             "is_low": self.is_low,
         }
 
@@ -70,7 +80,10 @@ def read_rooms(places: Places) -> list[PlaceRoom]:
                 found.setdefault(("" if reader.is_local else reader.key, output), []).append(one)
     shown = list(found.items())[-_MOST_FOLDERS:]
     measured = _measured([location for (place, location), _ in shown if not place])
-    rooms = [_room(location, jobs, *measured.get(location, (None, None))) for (_, location), jobs in shown]
+    rooms = [
+        _room(location, jobs, *measured.get(location, (None, None)), is_here=not place)
+        for (place, location), jobs in shown
+    ]
     return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0))
 
 
@@ -79,8 +92,9 @@ def known_locations(places: Places) -> set[str]:
     found: set[str] = set()
     for reader in places.readers.values():
         listed = list(reader.read().jobs.values())
-        outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))
-        found |= {output for output in outputs if output is not None}
+        with contextlib.suppress(SafepointError):  # the list of jobs shows why
+            outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))
+            found |= {output for output in outputs if output is not None}
     return found
 
 
@@ -88,27 +102,34 @@ def _outputs(jobs: JobPlace[Any], listed: list[ListedJob]) -> list[str | None]:
     return [jobs.output_of(one.job) for one in listed]
 
 
-def _room(location: str, jobs: list[ListedJob], room: Room | None, share: float | None) -> PlaceRoom:
+def _room(
+    location: str, jobs: list[ListedJob], room: Room | None, share: float | None, *, is_here: bool
+) -> PlaceRoom:
     record = _record(jobs)
     newest = next((one.progress for one in reversed(jobs) if one.progress is not None), None)
+    forecast_bytes = record.free_bytes if record is not None and record.path else None
     return PlaceRoom(
         location=location,
         jobs=tuple((one.place, one.job.name) for one in reversed(jobs))[:20],
-        free_bytes=room.free_bytes if room is not None else record.free_bytes if record is not None else None,
+        free_bytes=forecast_bytes if room is None else room.free_bytes,
         used_share=share,
         save_bytes=None if newest is None else newest.saves.last_bytes,
         saves_left=None if record is None else record.saves_left,
         remaining_s=None if record is None else record.remaining_s,
         is_low=record is not None and record.is_low,
+        is_here=is_here,
     )
 
 
 def _record(jobs: list[ListedJob]) -> SpaceRecord | None:
-    """What the launcher of a running job has forecast for the output folder."""
+    """What the launcher of a running job has forecast for the output folder.
+
+    The pods of a cluster post only the forecast, without the path, of the folder that will be full first.
+    """
     for one in reversed(jobs):
         if one.progress is not None and one.job.state.holds_slots:
             for record in one.progress.space:
-                if record.place == "output folder":
+                if record.place == "output folder" or not record.path:
                     return record
     return None
 

@@ -109,12 +109,23 @@
     addCopies(document);
     mark(chosen, false);
     if (event.detail.target && event.detail.target.id === "curves") { plots.clear(); drawCurves(); }
-    const lines = event.detail.target && event.detail.target.id === "logs" ? document.getElementById("lines") : null;
-    if (lines) lines.scrollTop = lines.scrollHeight;
+    showLines();
   });
 
+  // ---- output: its end, unless a person has scrolled up to read ----
+  let readFrom = null;
+  document.addEventListener("scroll", ({ target }) => {
+    if (target.id !== "lines") return;
+    readFrom = target.scrollHeight - target.scrollTop - target.clientHeight < 40 ? null : target.scrollTop;
+  }, true);
+  function showLines() {
+    const lines = document.getElementById("lines");
+    if (lines) lines.scrollTop = readFrom === null ? lines.scrollHeight : readFrom;
+  }
+  showLines();
+
   // ---- curves ----
-  const plots = new Map();
+  const plots = new Map(), asked = new Set();
   function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
   function resolved(name) {  // light-dark() in a custom property is resolved only where it is used
     const probe = document.createElement("span");
@@ -139,10 +150,10 @@
     } catch { return; }
     const line = resolved("--accent"), quiet = resolved("--muted"), grid = resolved("--line"), stop = resolved("--wait");
     const shown = new Set([...section.querySelectorAll("figure[data-metric]")].map((one) => one.dataset.metric));
-    const isNew = data.steps.length > 1 && Object.entries(data.metrics).some(([name, values]) =>
-      !shown.has(name) && values.filter((value) => value !== null).length > 1);
-    if (isNew && window.htmx && !section.dataset.asked) {  // the server draws the new curves, then this script again
-      section.dataset.asked = "yes";
+    const fresh = Object.keys(data.metrics).filter((name) => !shown.has(name) && !asked.has(name)
+      && data.metrics[name].filter((value) => value !== null).length > 1);
+    if (fresh.length && window.htmx) {  // the server draws the new curves, then this script again; once for each name
+      for (const name of fresh) asked.add(name);
       window.htmx.trigger(body, "measured");
       return;
     }

@@ -29,7 +29,7 @@ from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime
 from safepoint.jobs.cluster.checks.values import check_scaled_names
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
-from safepoint.jobs.cluster.helper.job_storage import JobStorage, open_store_of, storage_of
+from safepoint.jobs.cluster.helper.job_storage import JobStorage, list_in_pod, location_of, open_store_of, storage_of
 from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
 from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, is_training_pod, node_of
@@ -203,6 +203,20 @@ class ClusterJobs:
         """A job's checkpoints in its object store; see `open_store_of`."""
         return open_store_of(self._api, self.observe(name).trainjob)
 
+    def checkpoints_in_pod(self, name: str) -> list[dict[str, Any]]:
+        """What `safepoint checkpoints list --json` prints of a job's output location, in a pod; see `list_in_pod`.
+
+        Raises:
+            NotFoundError: there is no such job, or its output location is unknown.
+            ConflictError: it is not certain where the job saves, or it saves inside its pods.
+        """
+        storage = self.storage_of(name)
+        if storage.output is None:
+            raise NotFoundError(
+                f"the output location of job {name} is unknown; nothing was read", hint="submit with --output-dir"
+            )
+        return list_in_pod(self._api, storage, location_of(storage.output, name))
+
     def attempts(self, name: str) -> list[AttemptRecord]:
         """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
         return list(self.job(name).attempts)
@@ -273,7 +287,13 @@ class ClusterJobs:
         ]
 
     def logs(
-        self, name: str, *, rank: int | None = None, node: int | None = None, follow: bool = False
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        node: int | None = None,
+        follow: bool = False,
+        last_bytes: int | None = None,
     ) -> Iterator[LogLine]:
         """The output of a job's pods, pod after pod; with `follow`, see `follow_pods`.
 
@@ -282,6 +302,7 @@ class ClusterJobs:
             rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
             node: print only the output of this node.
             follow: continue with new lines, until the job has stopped.
+            last_bytes: without `follow`: print only the last lines of each pod, about as many as have this size.
 
         Raises:
             NotFoundError: there is no such job, pod or rank.
@@ -303,7 +324,7 @@ class ClusterJobs:
                 pod for pod in self._observer.pods(name) if is_training_pod(pod) and node in {None, node_of(pod)}
             ]
 
-        yield from (follow_pods if follow else read_pods)(self._api, look)
+        yield from follow_pods(self._api, look) if follow else read_pods(self._api, look, last_bytes=last_bytes)
 
     # ---- change ---------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ either Kueue or a person may have suspended the job.
 
 import contextlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 from safepoint.jobs.cluster.planned_sizes import planned_in
 from safepoint.jobs.cluster.pods.delays import delay_of, waits_for, why_no_pods
+from safepoint.jobs.cluster.pods.devices import devices_of
 from safepoint.jobs.cluster.pods.pod_fields import (
     container_state,
     exit_code_of,
@@ -22,7 +23,6 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     how_ended,
     is_leaving,
     is_training_pod,
-    node_of,
     num_restarts,
     other_grace,
     runs_or_is_done,
@@ -30,9 +30,11 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     training_pods,
     why_leaving,
 )
+from safepoint.jobs.cluster.pods.pod_summary import PodSummary, summary_of
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, read_receipt
 from safepoint.jobs.cluster.records.storage_record import named_output
+from safepoint.jobs.cluster.records.submitted_record import settings_from
 from safepoint.jobs.cluster.spec import DOMAIN, RECORD, own_runtime_name, read_record, removal_note
 from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import AttemptRecord, command_line
@@ -50,7 +52,7 @@ before this TrainJob, and the step of the newest checkpoint. A job whose pods ca
 last one, from a command that has seen the end of its pods; see `safe_points`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
-_QUEUE = "kueue.x-k8s.io/queue-name"
+_QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 _NEVER = {"Misconfigured", "ExceedsMaxQuota", "NoMatchingFlavor", "Inadmissible"}
 _MOST_MESSAGE = 400
 
@@ -77,21 +79,6 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodSummary:
-    """One pod of a job.
-
-    Args:
-        name: its name.
-        node: the pod's index in the job (torchrun's node rank).
-        phase: its phase in Kubernetes: Pending, Running, Succeeded, Failed or Unknown.
-    """
-
-    name: str
-    node: int
-    phase: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterJob:
     """One job on a cluster, as commands show it.
 
@@ -104,7 +91,7 @@ class ClusterJob:
         created: when the job was created (RFC 3339 UTC).
         command: its program, as a command line; empty for a job that Safepoint did not submit.
         num_nodes: the number of pods.
-        ranks_per_node: ranks in each pod; None when the runtime decides.
+        ranks_per_node: ranks in each pod; None when the runtime or the program decides.
         queue: Kueue's LocalQueue, or None.
         output: the output location, or None.
         progress: the progress that its pods have posted to the cluster, or None.
@@ -124,6 +111,11 @@ class ClusterJob:
         runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or the copy of it
             that has the grace period of the job.
         warning: what is wrong with the job although it may run; may be empty.
+        priority_class: Kueue's WorkloadPriorityClass, or None.
+        changed: when the job was preempted or has ended (RFC 3339 UTC); None in other states.
+        gpu_per_node: GPUs of each pod; None if this is not known.
+        cpu_per_node: processor cores of each pod, rounded up; None if this is not known.
+        options: the options of the run, as variables; empty for a job that Safepoint did not submit.
     """
 
     name: str
@@ -152,6 +144,11 @@ class ClusterJob:
     planned: tuple[str, ...] = ()
     runtime_of_pods: str = ""
     warning: str = ""
+    priority_class: str | None = None
+    changed: str | None = None
+    gpu_per_node: int | None = None
+    cpu_per_node: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def created_at(self) -> datetime:
@@ -169,14 +166,23 @@ class ClusterJob:
         return self.state is JobState.SUSPENDED
 
     @property
+    def can_scale(self) -> bool:
+        """Whether `scale` can change the number of nodes: if Safepoint submitted the job, and it has not ended."""
+        return self.is_ours and not self.state.is_over
+
+    @property
     def settings(self) -> RunSettings:
-        """The options of the run. Only `grace_s` has the value of the job; the other options have their defaults."""
-        return RunSettings(grace_s=self.grace_s)
+        """The options of the run, as they were submitted, and its grace period.
+
+        If the options are not known, or not valid, they have their defaults.
+        """
+        return replace(settings_from(self.options) or RunSettings(), grace_s=self.grace_s)
 
     @property
     def particulars(self) -> dict[str, Any]:
         """The fields that only a job on a cluster has, as JSON values."""
-        own = ("place", "namespace", "queue", "is_ours", "grace_s")
+        own = ("place", "namespace", "queue", "priority_class", "is_ours", "grace_s")
+        own += ("gpu_per_node", "cpu_per_node", "changed")
         receipt = None if self.receipt is None else self.receipt.to_document()
         return {
             **{name: getattr(self, name) for name in own},
@@ -210,11 +216,13 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     exit_code = exit_code_of(seen.pods)
     attempts = attempts_before(job)
     attempt = progress.attempt if progress is not None else attempts[-1].number if attempts else 0
-    current = AttemptRecord(number=max(1, attempt), num_nodes=num_nodes, started=begun)
+    changed = _changed(seen, state)
+    current = AttemptRecord(number=max(1, attempt), num_nodes=num_nodes, started=_admitted_at(seen) or begun)
     if state.holds_slots:
         attempts += (current,)
     elif state.is_over or not training_pods(seen.pods):
         attempts += _ended(replace(current, exit_code=exit_code), job, state, message, progress)
+    gpus, cpus = devices_of(trainer, seen.pods)
     return ClusterJob(
         name=name_of(job),
         place=place,
@@ -224,7 +232,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         created=_time(notes.get(CREATED, "")) or begun,
         command=command_line(program, is_module=bool(record.get("is_module"))) if program else "",
         num_nodes=num_nodes,
-        ranks_per_node=at(trainer, "numProcPerNode"),
+        ranks_per_node=number(trainer, "numProcPerNode") or None,
         queue=texts(job, "metadata", "labels").get(_QUEUE),
         output=named_output(job),
         progress=progress,
@@ -235,16 +243,32 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         uid=str(at(job, "metadata", "uid") or ""),
         runtime=_runtime_of(job, record),
         runtime_of_pods=str(at(job, "spec", "runtimeRef", "name") or ""),
-        pods=tuple(
-            PodSummary(name=name_of(pod), node=node_of(pod), phase=str(at(pod, "status", "phase") or "Unknown"))
-            for pod in training_pods(seen.pods)
-        ),
+        pods=tuple(map(summary_of, training_pods(seen.pods))),
         grace_s=grace_s,
         attempts=attempts,
         receipt=receipt,
         planned=planned_in(record),
         warning=other_grace(seen.pods, grace_s) if record else "",
+        priority_class=texts(job, "metadata", "labels").get(_PRIORITY),
+        changed=changed,
+        gpu_per_node=gpus,
+        cpu_per_node=cpus,
+        options={str(name): str(text) for name, text in texts(record, "settings").items()},
     )
+
+
+def _changed(seen: Observed, state: JobState) -> str | None:
+    """When the job was preempted, or has ended, according to the condition that says so; None in other states."""
+    if state is JobState.PREEMPTED:
+        return _time(at(condition(seen.workload, "Evicted"), "lastTransitionTime"))
+    return _time(at(condition(seen.trainjob, str(state)), "lastTransitionTime")) if state.is_over else None
+
+
+def _admitted_at(seen: Observed) -> str | None:
+    """When its queue admitted the job; None without a queue, or if the queue has taken the quota back since."""
+    if _condition_of_any_status(seen.workload or {}, "Evicted") is not None:
+        return None
+    return _time(at(condition(seen.workload, "Admitted"), "lastTransitionTime"))
 
 
 def _ended(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.errors import CheckpointError, UnsupportedError
+from safepoint.foundation.environment import is_of_stranger
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.spec import JobSpec
@@ -40,7 +41,7 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
 
     Raises:
         NotFoundError: the job has no checkpoint of this step.
-        CheckpointError: the checkpoint is not complete.
+        CheckpointError: the checkpoint is not complete, or is of another user in a shared folder.
         UnsupportedError: its checkpoints are in an object store, or their location is unknown.
         SafepointError: the output folder cannot be read.
     """
@@ -58,6 +59,12 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
         raise CheckpointError(
             f"{item.where} is not a complete checkpoint{reason}; nothing was changed",
             hint="`safepoint checkpoints list` shows which are",
+        )
+    if is_of_stranger(item.where):
+        raise CheckpointError(
+            f"{item.where} belongs to another user, and others may write to the folder that contains it; nothing was "
+            "changed",
+            hint="to use it, copy it to a folder that only you can write to, and submit a job with --resume PATH",
         )
     others = [one for one in inventory.items() if one.stated is not None and one.name != "final"]
     newer = tuple(one.name for one in others if one.stated is not None and one.stated.step > step)

@@ -54,8 +54,8 @@ class LocalJobs:
     """
 
     def __init__(self, *, actor: str | None = None) -> None:
-        self._actor = actor or this_user()
-        self._history = History()
+        self._actor, self._history = actor or this_user(), History()
+        self._folders = f"{job_folder('')}{os.sep}"  # objects of Path would be slow for many jobs
         with contextlib.suppress(ConflictError):
             start_missing_supervisors(self._history)
 
@@ -96,7 +96,7 @@ class LocalJobs:
 
     def report_mark(self, name: str) -> tuple[object, ...]:
         """A value that changes when the ranks of a job have reported progress or an event."""
-        folder = f"{job_folder('')}{os.sep}{name}{os.sep}"  # objects of Path would be slow for many jobs
+        folder = f"{self._folders}{name}{os.sep}"
         return rank_reports.mark_of(folder + PROGRESS_NAME), rank_reports.mark_of(folder + rank_reports.EVENTS)
 
     def metrics_file(self, name: str) -> Path:

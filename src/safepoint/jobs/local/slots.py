@@ -174,8 +174,7 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
     holding = [job for job in jobs if job.state.holds_slots and job.name != name]
     free = capacity - _sum(holding, capacity)
     room = free + _sum([job for job in holding if job.wanted is not RequestedAction.RUN], capacity)
-    waiting = [job for job in jobs if job.state.is_waiting and job.wanted is RequestedAction.RUN]
-    for job in sorted((job for job in waiting if _order(job) < _order(asking)), key=_order):
+    for job in (one for one in _waiting(jobs) if _order(one) < _order(asking)):
         need_before = needs(job, capacity)
         if free.holds(need_before):
             return Admission(waits_for=f"job {job.name}, which starts first")
@@ -186,6 +185,17 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
     if free.holds(need) and room.holds(need):
         return Admission(may_start=True)
     return _preempt(asking, need, room, holding, capacity)
+
+
+def place_in_queue(name: str, jobs: Sequence[JobRecord]) -> int | None:
+    """The place of a job among those that wait for slots, from 1; None for a job that does not wait."""
+    names = [job.name for job in _waiting(jobs)]
+    return names.index(name) + 1 if name in names else None
+
+
+def _waiting(jobs: Sequence[JobRecord]) -> list[JobRecord]:
+    """The jobs that wait for slots, in the order in which they are considered."""
+    return sorted((job for job in jobs if job.state.is_waiting and job.wanted is RequestedAction.RUN), key=_order)
 
 
 def _preempt(asking: JobRecord, need: Slots, room: Slots, holding: Sequence[JobRecord], capacity: Slots) -> Admission:

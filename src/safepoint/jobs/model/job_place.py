@@ -96,6 +96,11 @@ class Job(Summary, Protocol):
         ...
 
     @property
+    def can_scale(self) -> bool:
+        """Whether `scale` can change its number of nodes."""
+        ...
+
+    @property
     def settings(self) -> RunSettings:
         """The options of its run."""
         ...
@@ -153,8 +158,13 @@ class JobPlace(Protocol[J]):
         """The events of a job, oldest first."""
         ...
 
-    def logs(self, name: str, *, rank: int | None = None, follow: bool = False) -> Iterator[LogLine]:
-        """The output of a job, or of one rank. With `follow`, also new lines, until the job has stopped."""
+    def logs(
+        self, name: str, *, rank: int | None = None, follow: bool = False, last_bytes: int | None = None
+    ) -> Iterator[LogLine]:
+        """The output of a job, or of one rank. With `follow`, also new lines, until the job has stopped.
+
+        With `last_bytes`, only about this many bytes at the end of the output of each process.
+        """
         ...
 
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[J]]:

@@ -75,6 +75,11 @@ class JobRecord:
         return self.state in {JobState.SUSPENDED, JobState.FAILED}
 
     @property
+    def can_scale(self) -> bool:
+        """Whether `scale` can change its number of nodes: True unless the job is complete."""
+        return self.state is not JobState.COMPLETE
+
+    @property
     def was_saved(self) -> bool:
         """Whether its last attempt ended with a checkpoint. True for a job that never ran: it lost nothing."""
         return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED

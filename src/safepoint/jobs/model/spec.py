@@ -42,6 +42,7 @@ _KINDS = {
     "package_indexes": _TEXTS,
     "inputs": _INPUTS,
     "resume_mark": TEXT.optional,
+    "origins": VARIABLES,
 }
 _LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start")
 
@@ -70,6 +71,7 @@ class JobSpec:
         inputs: the data set and the model to fetch before the program runs.
         resume_mark: for a job that a person has resumed from a checkpoint of their choice: the name of the mark that
             the start from this checkpoint leaves in the output folder, see `RunSettings.first_start`; otherwise None.
+        origins: where the options of `submit` were set, by their names: `--grace`, a variable, or a file and a line.
     """
 
     name: str
@@ -90,6 +92,7 @@ class JobSpec:
     package_indexes: tuple[str, ...] = ()
     inputs: tuple[Input, ...] = ()
     resume_mark: str | None = None
+    origins: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         try:
@@ -114,7 +117,7 @@ class JobSpec:
     def to_json(self) -> str:
         """The document that `from_json` reads."""
         record: dict[str, Any] = {name: getattr(self, name) for name in _names(type(self)) if name != "settings"}
-        record["env"] = dict(self.env)
+        record["env"], record["origins"] = dict(self.env), dict(self.origins)
         record["inputs"] = [one.to_record() for one in self.inputs]
         record["settings"] = {
             name: getattr(self.settings, name) for name in _names(RunSettings) if name not in _LAUNCHERS_OWN

@@ -2,12 +2,20 @@
 
 from safepoint.snapshot.images.capture import find_save_functions
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.integrations import accelerate_launch, torch_store, transformers, unsaved_steps
+from safepoint.training.integrations import (
+    accelerate_launch,
+    gpu_questions,
+    strangers,
+    torch_store,
+    transformers,
+    unsaved_steps,
+)
 
 
 def install_integrations(context: RankContext) -> None:
     """Hook every known framework as soon as the program has imported it."""
     torch_store.install(context)
+    strangers.install(context)
     accelerate_launch.install(context)
     transformers.install(context)
     unsaved_steps.install(context)
@@ -15,6 +23,7 @@ def install_integrations(context: RankContext) -> None:
 
 def install_before_ranks() -> None:
     """Install the hooks that must be in place when packages are imported before there is a rank."""
+    gpu_questions.install_before_ranks()
     transformers.install_before_ranks()
 
 

@@ -76,7 +76,9 @@ class _CopiedRanks(SubprocessContext):
         super().__init__(**arguments)  # pyright: ignore[reportUnknownMemberType]
 
     def _start(self) -> None:
-        if self._numa_options is None and self._copy():
+        if self._numa_options is not None:
+            self._template.give_up("NUMA binding was requested, and torch starts each rank through numactl for that")
+        elif self._copy():
             return
         super()._start()
 

@@ -97,7 +97,7 @@ class TemplateProcess:
             )
         except OSError as error:
             own.close()
-            self._give_up(f"no process can be started: {error.strerror}")
+            self.give_up(f"no process can be started: {error.strerror}")
             return
         finally:
             other.close()
@@ -131,7 +131,7 @@ class TemplateProcess:
                 self.end()
                 continue
             if isinstance(answer, Unfit):
-                self._give_up(f"{answer.name} {answer.reason}")
+                self.give_up(f"{answer.name} {answer.reason}")
             elif answer is not None:
                 self._fail("it sent a message that does not fit")
             return None
@@ -159,7 +159,7 @@ class TemplateProcess:
             self._is_ready = True
             _log.debug("%d modules were imported in %.1f s", answer.num_modules, answer.took_s)
         elif isinstance(answer, Unfit):
-            self._give_up(f"{answer.name} {answer.reason}")
+            self.give_up(f"{answer.name} {answer.reason}")
         else:
             self._fail("it sent a message that does not fit")
 
@@ -223,7 +223,7 @@ class TemplateProcess:
         if self._is_stopping():
             return
         if self._num_deaths >= _MOST_DEATHS:
-            self._give_up(f"the process that imports for them failed {self._num_deaths} times: {reason}")
+            self.give_up(f"the process that imports for them failed {self._num_deaths} times: {reason}")
         else:
             _log.warning(
                 "the process from which the ranks are copied failed: %s; this time the ranks import everything by "
@@ -231,7 +231,14 @@ class TemplateProcess:
                 reason,
             )
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """Start all ranks in the ordinary way from now on.
+
+        Args:
+            reason: why none can be copied; the first one is logged.
+        """
+        if self._has_given_up:
+            return
         self._has_given_up = True
         self.end()
         _log.warning(

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from enum import IntEnum
 
+from safepoint.foundation.channels.socket_owner import owner_of
 from safepoint.foundation.processes import is_this_user
-from safepoint.training.rendezvous.socket_owner import owner_of
 
 _GREETING = b"safepoint rendezvous 1\n"
 _NONCE_BYTES = 32

@@ -1,13 +1,14 @@
 """The states of the random number generators that a training draws from."""
 
+import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from safepoint.errors import CheckpointError, ConflictError
+from safepoint.errors import CheckpointError, ConflictError, SafepointError, printable
 from safepoint.foundation.units import plural
 
 _PARTS = ("base_dataloader", "batch_sampler", "sampler")
@@ -40,15 +41,24 @@ def restore_rng(states: dict[str, Any]) -> None:
     Raises:
         CheckpointError: a state is missing or invalid.
     """
-    try:
+    with _refusing_invalid():
         set_python_state(states["python"])
         set_numpy_state(states["numpy"])
         torch.random.set_rng_state(states["cpu"])
         cuda = states.get("cuda")
         if isinstance(cuda, torch.Tensor) and torch.cuda.is_available():
             torch.cuda.set_rng_state(cuda)
-    except (ValueError, TypeError, LookupError, RuntimeError) as error:
-        raise CheckpointError(f"the checkpoint has invalid states of random number generators: {error}") from error
+
+
+@contextlib.contextmanager
+def _refusing_invalid() -> Generator[None]:
+    try:
+        yield
+    except (SafepointError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # hostile content may raise anything
+        what = printable(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"the checkpoint has invalid states of random number generators: {what}") from error
 
 
 _set_python_state: Any = random.setstate
@@ -117,10 +127,15 @@ def generators_of(part: Any, inside: tuple[int, ...] = ()) -> list[torch.Generat
 
 
 def restore_generators(generators: list[torch.Generator], states: list[torch.Tensor]) -> None:
-    """Set the states of a loader's generators; do nothing if the lists have different lengths."""
+    """Set the states of a loader's generators; do nothing if the lists have different lengths.
+
+    Raises:
+        CheckpointError: a state is invalid.
+    """
     if len(generators) == len(states):
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        with _refusing_invalid():
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
 
 def other_generators(before: int, now: int) -> ConflictError:

@@ -22,6 +22,11 @@ _KNOWN = (
         "restore the file at the same path",
     ),
     (
+        r"ghost file .* increase limit",
+        "a process uses a large file that was deleted, or a library that an update has replaced",
+        "start the program again, so that it uses the new version",
+    ),
+    (
         r"build-?id|BuildID",
         "a program or a library that a process has mapped is another one than when it was frozen",
         "restore the image where the same versions are installed",

@@ -3,8 +3,11 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
+
+from safepoint.errors import printable
+from safepoint.foundation.processes import kernel_lines
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -54,24 +57,45 @@ def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
     """
     total = 0
     for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = dict(
-                line.split(":", 1) for line in (proc / str(pid) / "status").read_text().splitlines() if ":" in line
-            )
-            total += sum(int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmSwap") if name in fields)
+        with contextlib.suppress(OSError):
+            lines = kernel_lines(proc / str(pid) / "status")
+            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith((b"VmRSS:", b"VmSwap:")))
     return total
 
 
 def name_of(pid: int, proc: Path = Path("/proc")) -> str:
-    """The name of a process, such as `python3`; `?` if it has ended."""
+    """The name of a process, such as `python3`, with escapes for control characters; `?` if it has ended."""
     try:
-        return (proc / str(pid) / "comm").read_text(errors="replace").strip() or "?"
+        return printable((proc / str(pid) / "comm").read_text(errors="replace").strip()) or "?"
     except OSError:
         return "?"
 
 
-def send(number: signal.Signals, pids: Iterable[int]) -> None:
-    """Send a signal to processes that are stopped, and cannot have ended: their numbers are still theirs."""
-    for pid in pids:
+@contextlib.contextmanager
+def held(pids: Iterable[int]) -> Generator[list[int]]:
+    """Open a pidfd (a descriptor that stands for one process) of each process. A process that has ended has none.
+
+    Their user may end stopped processes, and then other processes may get their numbers. A pidfd never stands for
+    another process.
+    """
+    found: list[int] = []
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                found.append(os.pidfd_open(pid))
+        yield found
+    finally:
+        for descriptor in found:
+            os.close(descriptor)
+
+
+def send(number: signal.Signals, held_processes: Iterable[int]) -> None:
+    """Send a signal to processes.
+
+    Args:
+        number: the signal.
+        held_processes: what `held` has yielded.
+    """
+    for descriptor in held_processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            signal.pidfd_send_signal(descriptor, number)

@@ -1,52 +1,82 @@
-"""The images in a folder, and the chains that they form.
+"""The images of a location, and the chains that they form.
 
 Promises: a folder is an image when its name is `image-N` and its manifest has this number; a chain that `chain`
 returns has the very images that the newest one names. One writer at a time.
+
+Images are written and restored by root. Another user who could write to the folder could read the memory in an image,
+lead root's writes to other files, or let root restore another program. So both are refused in such a folder. Reading
+an image executes nothing, and is allowed in every folder.
 """
 
 import contextlib
 import os
+import stat
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
-from safepoint.checkpoint.commit import FolderDestination, commit
-from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.checkpoint.commit import Destination, FolderDestination, commit
 from safepoint.checkpoint.format.sealed_record import MAX_RECORD_BYTES
 from safepoint.checkpoint.format.verify import Fault, compare_listing, list_files
-from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError
+from safepoint.errors import ConflictError, ImageError, NothingValidError, StorageError, UsageError
 from safepoint.foundation import files
 from safepoint.foundation.files import FolderLock
+from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.transparent.images.manifest import (
     MANIFEST_NAME,
     MOST_CHAIN,
+    MOST_NUMBER,
     ImageManifest,
     Source,
     image_name,
     number_of,
 )
+from safepoint.transparent.protection.keys import ImageKey, ImageProtection
 
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were moved since the last call."""
 _CONTROL = Path(no_links.CONTROL) / "images"
 _PRIVATE = 0o700
 
 
 class ImageLocation:
-    """A folder that holds images."""
+    """A folder that holds images.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the folder. It need not exist yet.
+        key: the key that authenticates images. New images are protected with it. None: new images have no protection,
+            and nothing is authenticated.
+        is_encrypting: whether new images are encrypted with the key.
+        only_authentic: whether images that the owner of `key` has not made are refused.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: ImageKey | None = None,
+        *,
+        is_encrypting: bool = False,
+        only_authentic: bool = False,
+    ) -> None:
         self.folder = folder.absolute()
+        self.key = key
+        self._is_encrypting = is_encrypting
+        self._only_authentic = only_authentic
+
+    # ---- reading ----------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
         """The names of the images, newest first. They need not be valid."""
         try:
-            found = [name for name in os.listdir(self.folder) if number_of(name) is not None]
+            return newest_first(os.listdir(self.folder))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be listed: {error.strerror}") from error
-        return sorted(found, key=lambda name: number_of(name) or 0, reverse=True)
 
     def newest(self) -> str:
         """The name of the newest image.
@@ -56,31 +86,61 @@ class ImageLocation:
         """
         names = self.names()
         if not names:
-            raise NothingValidError(f"there is no process image in {self.folder}")
+            raise NothingValidError(f"there is no process image in {self.where()}")
         return names[0]
 
     def path(self, name: str) -> Path:
-        """The folder of an image."""
+        """The folder where the files of an image can be read, after `fetch`."""
         return self.folder / name
 
-    def read(self, name: str) -> ImageManifest:
-        """Read the manifest of an image.
+    def where(self, name: str = "") -> str:
+        """The path or URI of an image, or of the location, for messages."""
+        return str(self.folder / name)
+
+    def manifest_bytes(self, name: str) -> bytes:
+        """The content of the `image.json` of an image.
 
         Raises:
-            ImageError: there is no valid manifest, or it belongs to another image.
+            ImageError: it cannot be read.
         """
         path = self.path(name)
         if path.is_symlink():
             raise ImageError(f"{path} is a link; it was not used")
         try:
-            manifest = ImageManifest.from_bytes(read_regular(path / MANIFEST_NAME, MAX_RECORD_BYTES))
+            return read_regular(path / MANIFEST_NAME, MAX_RECORD_BYTES)
         except OSError as error:
             raise ImageError(f"{path / MANIFEST_NAME} cannot be read: {error.strerror}") from error
+
+    def read(self, name: str) -> ImageManifest:
+        """Read the manifest of an image.
+
+        Raises:
+            ImageError: there is no valid manifest, or it belongs to another image, or it was not made with the key.
+        """
+        where = f"{self.where(name)}/{MANIFEST_NAME}"
+        try:
+            manifest = ImageManifest.from_bytes(self.manifest_bytes(name))
         except ImageError as error:
-            raise ImageError(f"{path / MANIFEST_NAME} is invalid: {error.message}", hint=error.hint) from error
+            if error.message.startswith(self.where(name)):
+                raise
+            raise ImageError(f"{where} is invalid: {error.message}", hint=error.hint) from error
         if manifest.name != name:
-            raise ImageError(f"{path} holds the manifest of {manifest.name}; it was not used")
+            raise ImageError(f"{self.where(name)} holds the manifest of {manifest.name}; it was not used")
+        self._authenticate(manifest)
         return manifest
+
+    def _authenticate(self, manifest: ImageManifest) -> None:
+        where, facts = self.where(manifest.name), manifest.protection
+        is_own = self.key is not None and facts is not None and facts.key_id == self.key.id
+        if is_own and self.key is not None and not manifest.is_signed_by(self.key):
+            raise ImageError(f"{where} was altered by a program without its key; it was not used")
+        if self._only_authentic and not is_own:
+            made = "has no protection" if facts is None else f"is protected with another key ({facts.key_id})"
+            raise ImageError(
+                f"{where} {made}, so another user may have made it; nothing was restored",
+                hint="name its key with --key; or use --trust if you trust the person who made the image, whose "
+                "program will run as you",
+            )
 
     def chain(self, manifest: ImageManifest) -> list[ImageManifest]:
         """The image and the images that store pages of it, newest first.
@@ -93,7 +153,7 @@ class ImageLocation:
             older = self.read(source.name)
             if older.digest != source.digest or older.seed != manifest.seed:
                 raise ImageError(
-                    f"{self.path(source.name)} is not the image whose pages {manifest.name} needs: it was replaced",
+                    f"{self.where(source.name)} is not the image whose pages {manifest.name} needs: it was replaced",
                     hint="restore it from a backup, or use another image",
                 )
             found.append(older)
@@ -108,61 +168,182 @@ class ImageLocation:
         found.pop(MANIFEST_NAME, None)
         return compare_listing(manifest.files, found, extra=True)
 
+    def fetch(
+        self, manifest: ImageManifest, is_needed: Callable[[str], bool], *, progress: Progress | None = None
+    ) -> None:
+        """Make some files of an image readable at `path`. Nothing is to be done for a folder.
+
+        Args:
+            manifest: the image.
+            is_needed: whether a file is needed, by its path within the image.
+            progress: see `Progress`.
+
+        Raises:
+            ImageError: a file is missing, or has another content.
+            StorageError: the files cannot be fetched.
+        """
+
+    @contextlib.contextmanager
+    def leased(self, names: Iterable[str]) -> Generator[None]:
+        """While the `with` block runs, `pruning` deletes none of these images."""
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                with contextlib.suppress(OSError):  # the image is gone, which its reader will see
+                    stack.enter_context(reading(self.path(name) / MANIFEST_NAME))
+            yield
+
+    def is_in_use(self, name: str) -> bool:
+        """Whether a process reads an image."""
+        return lease_on(self.path(name) / MANIFEST_NAME) is not Lease.NONE
+
+    def protection_of(self, manifest: ImageManifest) -> ImageProtection | None:
+        """How the files of an image are to be read.
+
+        Raises:
+            ImageError: they are encrypted, and their key is not known.
+        """
+        facts = manifest.protection
+        if facts is None:
+            return None
+        key = self.key if self.key is not None and self.key.id == facts.key_id else None
+        if facts.is_encrypted and key is None:
+            raise ImageError(
+                f"{self.where(manifest.name)} is encrypted with another key ({facts.key_id}); it was not used",
+                hint="name its key with --key",
+            )
+        return ImageProtection(salt=bytes.fromhex(facts.salt), is_encrypted=facts.is_encrypted, key=key)
+
+    # ---- writing ----------------------------------------------------------------------------------------------
+
+    def new_protection(self) -> ImageProtection | None:
+        """The protection of a new image; None if the location has no key."""
+        return None if self.key is None else ImageProtection.new(self.key, is_encrypted=self._is_encrypting)
+
     def parent(self) -> list[ImageManifest]:
-        """The chain that a new image may continue: that of the newest image, or none if it is full or invalid."""
+        """The chain that a new image may continue: that of the newest image.
+
+        There is none if that chain is full or invalid, if another user may have written it, or if it is not protected
+        as new images are.
+        """
         for name in self.names()[:1]:
-            with contextlib.suppress(ImageError):
-                chain = self.chain(self.read(name))
-                if len(chain) < MOST_CHAIN and not any(self.faults(one) for one in chain):
+            with contextlib.suppress(ImageError, UsageError, OSError):
+                manifest = self.read(name)
+                self.check_private(manifest)
+                chain = self.chain(manifest)
+                is_whole = not any(self.faults(one) for one in chain)
+                if len(chain) < MOST_CHAIN and is_whole and all(map(self._is_protected_alike, chain)):
                     return chain
         return []
+
+    def _is_protected_alike(self, manifest: ImageManifest) -> bool:
+        facts = manifest.protection
+        if facts is None or self.key is None:
+            return facts is None and self.key is None
+        return facts.key_id == self.key.id and facts.is_encrypted == self._is_encrypting
 
     def control_folder(self) -> Path:
         """The private folder for temporary files of a restore.
 
         Raises:
             StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(control, _PRIVATE)
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+        _check_private(self.folder)
+        _check_private(control)
         return control
 
+    def check_private(self, manifest: ImageManifest) -> None:
+        """Check that no other user can have written an image, or the images that it needs.
+
+        Raises:
+            UsageError: another user may have written one of them.
+            ImageError, OSError: one of them cannot be read.
+        """
+        for one in self.chain(manifest):
+            folder = self.path(one.name)
+            for path in (MANIFEST_NAME, *(entry.path for entry in one.files)):
+                _check_private((folder / path).parent)
+                if _may_be_written(folder / path):
+                    raise _of_others(folder / path)
+
     @contextlib.contextmanager
-    def writing(self) -> Generator["NewImage"]:
+    def writing(self, number: int | None = None) -> Generator["NewImage"]:
         """Hold the location's lock, and make a working folder for a new image. It is deleted at the end.
+
+        Args:
+            number: the number of the image; None for the next one.
 
         Raises:
             ConflictError: another process writes an image here.
+            StorageError: the folder cannot be written to, or no higher number is left.
+            UsageError: others may write to the folder.
+        """
+        with self.locked() as control, self._working(control) as working:
+            number = number or self._next_number()
+            target = self.path(image_name(number))
+            yield NewImage(
+                self,
+                working,
+                number,
+                lambda folder: FolderDestination(folder, target, trash=None, is_durable=False),
+            )
+
+    def _next_number(self) -> int:
+        return next_number(self.where, self.names())
+
+    @contextlib.contextmanager
+    def _working(self, control: Path) -> Generator[Path]:
+        working = control / f"work-{uuid.uuid4().hex}"
+        no_links.make_folder(working, _PRIVATE)
+        try:
+            yield working
+        finally:
+            files.delete_tree(working)
+
+    @contextlib.contextmanager
+    def locked(self) -> Generator[Path]:
+        """Hold the location's lock: no other process writes or deletes images here. Yields the control folder.
+
+        Raises:
+            ConflictError: another process holds the lock.
             StorageError: the folder cannot be written to.
+            UsageError: others may write to the folder.
         """
         control = self.folder / _CONTROL
         try:
             no_links.make_folders(self.folder)
             no_links.make_folders(control, _PRIVATE)
+            _check_private(self.folder)
+            _check_private(control)
             lock = FolderLock.acquire(control / "lock", {"pid": os.getpid()})
         except BlockingIOError as error:
             raise ConflictError(
-                f"another process writes a process image to {self.folder}; nothing was frozen",
+                f"another process writes or deletes process images in {self.folder}; nothing was done",
                 hint="wait for it, or name another folder",
             ) from error
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was frozen") from error
+            raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
         try:
             if lock is not None:  # what is there was left by a process that has ended
                 files.delete_entries(self.folder, no_links.CONTROL, "images", pattern="work-*")
-            working = control / f"work-{uuid.uuid4().hex}"
-            no_links.make_folder(working, _PRIVATE)
-            try:
-                number = max((number_of(name) or 0 for name in self.names()), default=0) + 1
-                yield NewImage(self, working, number)
-            finally:
-                files.delete_tree(working)
+            yield control
         finally:
             if lock is not None:
                 lock.release()
+
+    def delete(self, name: str) -> None:
+        """Delete an image, in one step for its readers. The caller holds the lock.
+
+        Raises:
+            OSError: it cannot be deleted.
+        """
+        with self._working(self.folder / _CONTROL) as trash:
+            files.discard(self.path(name), trash=trash)
 
 
 class NewImage:
@@ -170,16 +351,24 @@ class NewImage:
 
     Args:
         location: where it will be.
-        working: the folder for its files.
+        working: a private folder for temporary files.
         number: its number.
+        destination: from the folder of its files, what makes them count as an image.
     """
 
-    def __init__(self, location: ImageLocation, working: Path, number: int) -> None:
+    def __init__(
+        self,
+        location: ImageLocation,
+        working: Path,
+        number: int,
+        destination: "Callable[[Path], Destination[ImageManifest]]",
+    ) -> None:
         self.location = location
         self.number = number
         self.working = working
         self.folder = working / "image"
         no_links.make_folder(self.folder, _PRIVATE)
+        self._destination = destination(self.folder)
 
     def commit(self, manifest: ImageManifest) -> None:
         """Make the files count as an image.
@@ -187,15 +376,61 @@ class NewImage:
         Raises:
             SafepointError, OSError: nothing was committed.
         """
-        target = self.location.path(image_name(self.number))
-        commit(FolderDestination(self.folder, target, trash=None, is_durable=False), manifest)
+        commit(self._destination, manifest)
+
+
+def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
+    """The number of a new image.
+
+    Args:
+        where: see `ImageLocation.where`.
+        names: the names that are in use; others than those of images are ignored.
+
+    Raises:
+        StorageError: there is no higher number.
+    """
+    newest = max((number_of(name) or 0 for name in names), default=0)
+    if newest >= MOST_NUMBER:
+        raise StorageError(
+            f"{where(image_name(newest))} has the highest number of an image; nothing was frozen",
+            hint="move it away if it is no image of yours, or name another location",
+        )
+    return newest + 1
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """The names of images among `names`, newest first."""
+    return sorted(
+        (name for name in names if number_of(name) is not None), key=lambda name: number_of(name) or 0, reverse=True
+    )
+
+
+def _check_private(folder: Path) -> None:
+    """Check that no other user may write to `folder`, or replace it.
+
+    Raises:
+        UsageError: another user may.
+    """
+    if _may_be_written(folder) or may_be_replaced(folder, by_everyone=not is_seeing_all()):
+        raise _of_others(folder)
+
+
+def _may_be_written(path: Path) -> bool:
+    """Whether another user may write to a file or a folder. In a container, users and groups trust each other."""
+    status = path.stat(follow_symlinks=False)
+    if not is_seeing_all():
+        return bool(status.st_mode & stat.S_IWOTH)
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid not in {os.geteuid(), 0}
+
+
+def _of_others(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} or a folder above it belongs to another user, or others may write to it, so they could exchange "
+        "what is written or restored here; nothing was done",
+        hint="name a folder to which only you may write; copy an image that you trust there",
+    )
 
 
 def source_of(manifest: ImageManifest) -> Source:
     """How a newer image names this one."""
     return Source(name=manifest.name, digest=manifest.digest)
-
-
-def entries_by_path(manifest: ImageManifest) -> dict[str, FileEntry]:
-    """The entries of the manifest's files."""
-    return {entry.path: entry for entry in manifest.files}

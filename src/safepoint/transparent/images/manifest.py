@@ -4,18 +4,21 @@ Promises: `ImageManifest.from_bytes(manifest.to_bytes()) == manifest`; an altere
 before a path in it is used. Not promised: that the files exist. `transparent.images.materialise` checks that.
 """
 
+import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, cast
 
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, entry_record, is_digest, read_entry
 from safepoint.checkpoint.format.sealed_record import open_sealed, refusing_malformed, seal
 from safepoint.errors import ImageError, ManifestError
-from safepoint.foundation.field_types import FLAG, TEXT, Kind, check_fields, whole
+from safepoint.foundation import clock
+from safepoint.foundation.field_types import FLAG, Kind, check_fields, whole
 from safepoint.transparent.pages.layout import MOST_FILES, MOST_PAGES, MOST_PARTS, MOST_SOURCES
 from safepoint.transparent.pages.writer import regions_name, table_name
+from safepoint.transparent.protection.keys import SALT_BYTES, ImageKey, ImageProtection
 
 FORMAT = "safepoint-image"
 VERSION = 1
@@ -24,6 +27,9 @@ MOST_CHAIN = MOST_SOURCES + 1
 """How many images a chain may have, the newest included."""
 MOST_FILE_BYTES = 1 << 30
 """The largest file of CRIU, other than pages."""
+
+MOST_NUMBER = 10**9 - 1
+"""The highest number that the name of an image can have."""
 
 _IMAGE_NAME = re.compile(r"image-([1-9][0-9]{0,8})")
 _PART_NAME = re.compile(r"part-(0|[1-9][0-9]{0,3})")
@@ -57,6 +63,16 @@ def _is_short(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable()
 
 
+def _is_time(value: Any) -> bool:
+    if not _is_short(value):
+        return False
+    try:
+        clock.parse_utc(value)
+    except ValueError:
+        return False
+    return True
+
+
 _SHORT = Kind(words=f"at most {_MOST_TEXT} printable characters", fits=_is_short)
 _PAGES = whole(least=0, most=MOST_PAGES)
 _PAGE_FILE_KINDS = {
@@ -70,10 +86,27 @@ _PID = whole(least=1, most=1 << 22)
 _PART_KINDS = {"root_pid": _PID, "program": _SHORT, "num_processes": _PID, "is_in_session_of_other": FLAG}
 _GPU = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_GPUS = 256
+UNSIGNED = "0" * 64
+"""The code of a manifest that is not authenticated yet."""
+
+
+def _hex_digits(count: int) -> Kind:
+    return Kind(
+        words=f"{count} hex digits",
+        fits=lambda value: isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{count}}}", value) is not None,
+    )
+
+
+_PROTECTION_KINDS = {
+    "key_id": _hex_digits(16),
+    "salt": _hex_digits(2 * SALT_BYTES),
+    "is_encrypted": FLAG,
+    "mac": _hex_digits(64),
+}
 _MACHINE_KINDS = {"architecture": _SHORT, "kernel": _SHORT, "criu": _SHORT}
 _IMAGE_KINDS = {
-    "number": whole(least=1, most=10**9 - 1),
-    "created": TEXT,
+    "number": whole(least=1, most=MOST_NUMBER),
+    "created": Kind(words="a time, RFC 3339 UTC", fits=_is_time),
     "seed": whole(least=0, most=(1 << 64) - 1),
 }
 
@@ -169,6 +202,26 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectionFacts:
+    """How the files of an image are protected (`transparent.protection`).
+
+    Args:
+        key_id: names the key, 16 hex digits.
+        salt: the random bytes from which the keys of the image's files are derived, 64 hex digits.
+        is_encrypted: whether the files are encrypted; otherwise they are only authenticated.
+        mac: the code that authenticates the manifest, 64 hex digits: that of the manifest with the code `UNSIGNED`.
+    """
+
+    key_id: str
+    salt: str
+    is_encrypted: bool
+    mac: str = UNSIGNED
+
+    def __post_init__(self) -> None:
+        check_fields(self, _PROTECTION_KINDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageManifest:
     """The description of an image.
 
@@ -180,6 +233,9 @@ class ImageManifest:
         machine: where the processes were frozen.
         parts: its process trees.
         files: every file but the manifest, sorted by path.
+        protection: how the files are protected; None if they are not.
+        read_from: the bytes from which the manifest was read, also with fields that only a later release knows; empty
+            for a new manifest.
     """
 
     file_name: ClassVar[str] = MANIFEST_NAME
@@ -190,6 +246,8 @@ class ImageManifest:
     machine: Machine
     parts: tuple[Part, ...]
     files: tuple[FileEntry, ...]
+    protection: ProtectionFacts | None = None
+    read_from: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self, _IMAGE_KINDS)
@@ -249,8 +307,12 @@ class ImageManifest:
         return sum(one.num_stored for one in self.page_files)
 
     def to_bytes(self) -> bytes:
-        """The canonical JSON, with a digest of itself; SaveError when it would be too large to be read."""
-        return seal(
+        """The canonical JSON, with a digest of itself; for a manifest that was read, the bytes that were read.
+
+        Raises:
+            SaveError: it would be too large to be read.
+        """
+        return self.read_from or seal(
             {
                 "format": FORMAT,
                 "version": VERSION,
@@ -261,8 +323,34 @@ class ImageManifest:
                 "machine": _machine_record(self.machine),
                 "parts": [{**_plain(part), "page_files": [*map(_plain, part.page_files)]} for part in self.parts],
                 "files": [entry_record(entry) for entry in self.files],
+                **({} if self.protection is None else {"protection": _plain(self.protection)}),
             }
         )
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether its files are encrypted."""
+        return self.protection is not None and self.protection.is_encrypted
+
+    def signed(self, protection: ImageProtection | None) -> "ImageManifest":
+        """This manifest, authenticated with the key of `protection`; None for an image without a protection."""
+        if protection is None or protection.key is None:
+            return replace(self, protection=None)
+        facts = ProtectionFacts(
+            key_id=protection.key.id, salt=protection.salt.hex(), is_encrypted=protection.is_encrypted
+        )
+        unsigned = replace(self, protection=facts)
+        return replace(self, protection=replace(facts, mac=protection.mac(unsigned.to_bytes())))
+
+    def is_signed_by(self, key: ImageKey) -> bool:
+        """Whether the owner of `key` has made this manifest."""
+        if self.protection is None or self.protection.key_id != key.id:
+            return False
+        protection = ImageProtection(
+            salt=bytes.fromhex(self.protection.salt), is_encrypted=self.protection.is_encrypted, key=key
+        )
+        expected = self.signed(protection).protection
+        return expected is not None and hmac.compare_digest(expected.mac, self.protection.mac)
 
     @property
     def digest(self) -> str:
@@ -279,7 +367,7 @@ class ImageManifest:
         try:
             record = open_sealed(data, name=FORMAT, version=VERSION)
             with refusing_malformed():
-                return cls(
+                manifest = cls(
                     number=record["number"],
                     created=record["created"],
                     seed=_seed(record["seed"]),
@@ -287,7 +375,10 @@ class ImageManifest:
                     machine=_machine(record["machine"]),
                     parts=tuple(map(_part, _list(record["parts"], MOST_PARTS))),
                     files=tuple(map(read_entry, _list(record["files"]))),
+                    protection=_protection(record.get("protection")),
                 )
+                object.__setattr__(manifest, "read_from", data)
+                return manifest
         except ManifestError as error:
             raise ImageError(error.message, hint=error.hint) from error
 
@@ -314,6 +405,10 @@ def _part(record: Mapping[str, Any]) -> Part:
     files = tuple(PageFileFacts(**_only(PageFileFacts, one)) for one in _list(record["page_files"], MOST_FILES))
     stated: dict[str, Any] = {**_only(Part, record), "page_files": files}
     return Part(**stated)
+
+
+def _protection(record: Any) -> ProtectionFacts | None:
+    return None if record is None else ProtectionFacts(**_only(ProtectionFacts, record))
 
 
 def _machine_record(machine: Machine) -> dict[str, Any]:

@@ -9,26 +9,27 @@ import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from safepoint.checkpoint.format.digest import digest_file
+from safepoint.checkpoint.format.digest import FileDigester, digest_file
+from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ImageError, StorageError
 from safepoint.foundation.files import free_bytes
 from safepoint.foundation.shared_folders import no_links
-from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.foundation.units import format_bytes
-from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.images.location import ImageLocation, Progress
 from safepoint.transparent.images.manifest import ImageManifest, is_criu_name, part_name
-from safepoint.transparent.images.store_dump import tables_of
-from safepoint.transparent.pages.layout import FIRST_SOURCE, PAGE_BYTES, THIS_IMAGE
-from safepoint.transparent.pages.older import num_stored_of
+from safepoint.transparent.images.store_dump import check_tables, is_table, open_tables, tables_of
+from safepoint.transparent.pages.layout import PAGE_BYTES, THIS_IMAGE
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap
 from safepoint.transparent.pages.reader import check_pages, restore_pages
 from safepoint.transparent.pages.regions import RegionFile
 from safepoint.transparent.pages.table import PageFileId, PageTable
 from safepoint.transparent.pages.writer import regions_name
+from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 
-Progress = Callable[[int], None]
 _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
+_MOST_OPEN = 256
+"""If a chain has more page files, their regions are opened when they are read: a process may have few descriptors."""
 _MODE = 0o600
 
 
@@ -44,7 +45,7 @@ def verify(location: ImageLocation, name: str, *, deep: bool, progress: Progress
     Raises:
         ImageError: the first fault that was found.
     """
-    with _opened(location, name, is_read=lambda _: deep) as image:
+    with _opened(location, name, has_pages=deep, is_read=lambda _: deep) as image:
         if deep:
             for table, files in image.page_files():
                 check_pages(table, files, progress=progress)
@@ -73,8 +74,8 @@ def materialise(
         StorageError: `target` has too little space.
         OSError: files cannot be read or written.
     """
-    # The table has the digest of each region, which is compared when the region is read.
-    with _opened(location, name, is_read=lambda path: not path.endswith(".regions")) as image:
+    # The digests of regions are compared when these are read, and those of CRIU's files when they are copied.
+    with _opened(location, name, has_pages=True, is_read=is_table) as image:
         needed = raw_bytes(image.manifest) + _SPARE_BYTES
         if free_bytes(target) < needed:
             raise StorageError(
@@ -84,10 +85,10 @@ def materialise(
             )
         for number in range(len(image.manifest.parts)):
             no_links.make_folder(target / part_name(number), 0o700)
-        source = location.path(name)
         for entry in image.manifest.files:
             if is_criu_name(_base(entry.path)):
-                _copy(source / entry.path, target / entry.path)
+                with image.file(entry.path) as source:
+                    _copy(source, target / entry.path, entry)
         for (part, file), (table, files) in zip(image.tables, image.page_files(), strict=True):
             path = target / part_name(part) / f"pages-{file}.img"
             descriptor = no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
@@ -109,18 +110,30 @@ class _OpenImage:
         self._of_chain: dict[PageFileId, PageTable] = {}
         self._files: dict[PageFileId, RegionFile] = {}
         for distance, one in enumerate(self._chain):
-            image = THIS_IMAGE if distance == 0 else FIRST_SOURCE + distance - 1
-            for (part, file), table in (tables_of(location, one) if distance else self.tables).items():
-                self._of_chain[PageFileId(image, part, file)] = table
+            for (part, file), table in open_tables(location, one) if distance else self.tables.items():
+                self._of_chain[PageFileId(THIS_IMAGE + distance, part, file)] = table.without_pages()
+        check_tables(self._chain, self.tables)
 
     def open(self, stack: contextlib.ExitStack) -> None:
-        limits = num_stored_of(self._of_chain)
-        for table in self.tables.values():
-            table.check_runs(limits)
-        for key, table in self._of_chain.items():
-            folder = self._location.path(self._chain[key.image - THIS_IMAGE].name) / part_name(key.part)
-            self._files[key] = RegionFile(folder / regions_name(key.file), table)
+        """Open the files of regions to which the tables refer."""
+        needed = {key for table in self.tables.values() for key in table.page_files()} & self._of_chain.keys()
+        paths = {key: f"{part_name(key.part)}/{regions_name(key.file)}" for key in needed}
+        for distance, one in enumerate(self._chain):
+            self._location.fetch(
+                one, {paths[key] for key in needed if key.image == THIS_IMAGE + distance}.__contains__
+            )
+        is_kept_open = len(needed) <= _MOST_OPEN
+        for key in sorted(needed):
+            one = self._chain[key.image - THIS_IMAGE]
+            path = self._location.path(one.name) / paths[key]
+            protection = _protection(self._location, one, paths[key])
+            self._files[key] = RegionFile(path, self._of_chain[key], protection, is_kept_open=is_kept_open)
             stack.callback(self._files[key].close)
+
+    def file(self, path: str) -> ProtectedFile:
+        """Open a file of the image itself."""
+        whole = self._location.path(self.manifest.name) / path
+        return ProtectedFile(whole, _protection(self._location, self.manifest, path))
 
     def page_files(self) -> list[tuple[PageTable, dict[PageFileId, RegionFile]]]:
         return [(table, self._files) for table in self.tables.values()]
@@ -132,10 +145,15 @@ class _OpenImage:
             folder = part_name(number)
             for entry in self.manifest.files:
                 name = _base(entry.path)
-                if entry.path != f"{folder}/{name}" or not name.startswith("pagemap-"):
+                if entry.path != f"{folder}/{name}" or not _is_pagemap(name):
                     continue
-                with open_regular(self._location.path(self.manifest.name) / entry.path) as file:
-                    pagemap = read_pagemap(file.read(MOST_BYTES + 1), entry.path)
+                with self.file(entry.path) as file:
+                    data = file.read(0, min(file.size_bytes, MOST_BYTES + 1))
+                    if len(data) == file.size_bytes:
+                        digester = FileDigester()
+                        digester.update(memoryview(data))
+                        _check_content(file, digester, entry)
+                pagemap = read_pagemap(data, entry.path)
                 if pages_of.pop(pagemap.pages_id, 0) != pagemap.num_pages:
                     raise ImageError(f"{entry.path} and the table of its pages differ; the image was not used")
             if any(pages_of.values()):
@@ -143,18 +161,30 @@ class _OpenImage:
 
 
 @contextlib.contextmanager
-def _opened(location: ImageLocation, name: str, *, is_read: Callable[[str], bool]) -> Generator[_OpenImage]:
-    """Open an image after all checks that need no pages. `is_read` chooses the files whose digests are compared."""
+def _opened(
+    location: ImageLocation, name: str, *, has_pages: bool, is_read: Callable[[str], bool]
+) -> Generator[_OpenImage]:
+    """Open an image after all checks that need no pages.
+
+    Args:
+        location: where it is.
+        name: the image.
+        has_pages: whether its pages are going to be read.
+        is_read: chooses the files whose digests are compared.
+    """
     manifest = location.read(name)
-    for one in location.chain(manifest):
-        faults = location.faults(one)
-        if faults:
-            raise ImageError(f"{location.path(one.name)} is damaged: {faults[0]}; it was not used")
     try:
-        _check_digests(location, manifest, is_read)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(location.leased([name, *(source.name for source in manifest.sources)]))
+            for one in location.chain(manifest):
+                faults = location.faults(one)
+                if faults:
+                    raise ImageError(f"{location.where(one.name)} is damaged: {faults[0]}; it was not used")
+            _check_digests(location, manifest, is_read)
             image = _OpenImage(location, manifest)
-            image.open(stack)
+            if has_pages:
+                image.open(stack)
+            location.fetch(manifest, lambda path: is_criu_name(_base(path)) if has_pages else _is_pagemap(path))
             image.check_pagemaps()
             yield image
     except OSError as error:
@@ -164,20 +194,50 @@ def _opened(location: ImageLocation, name: str, *, is_read: Callable[[str], bool
 
 
 def _check_digests(location: ImageLocation, manifest: ImageManifest, is_read: Callable[[str], bool]) -> None:
+    location.fetch(manifest, is_read)
     for entry in manifest.files:
         if not is_read(entry.path):
             continue
         path = location.path(manifest.name) / entry.path
         found = digest_file(path, expected_bytes=entry.size_bytes, expected_parts=entry.parts)
         if found.digest != entry.digest:
-            raise ImageError(f"{path} was altered after it was written: its digest does not match; it was not used")
+            raise _altered(path)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _protection(location: ImageLocation, manifest: ImageManifest, path: str) -> FileProtection | None:
+    protection = location.protection_of(manifest)
+    return None if protection is None else protection.of_file(path)
+
+
+def _copy(source: ProtectedFile, target: Path, entry: FileEntry) -> None:
+    """Copy the content of a file, and check what was copied: another program may have changed the file."""
+    if source.stored_bytes != entry.size_bytes:
+        raise _altered(entry.path)
+    digester = FileDigester()
     descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
-    with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
-        while piece := file.read(_CHUNK_BYTES):
+    with os.fdopen(descriptor, "wb") as copy:
+        for offset in range(0, source.size_bytes, _CHUNK_BYTES):
+            piece = source.read(offset, min(_CHUNK_BYTES, source.size_bytes - offset))
             copy.write(piece)
+            digester.update(memoryview(piece))
+    _check_content(source, digester, entry)
+
+
+def _check_content(file: ProtectedFile, digester: FileDigester, entry: FileEntry) -> None:
+    """Compare the content of a file with its entry. What is read with a key was authenticated already."""
+    if file.is_authenticated:
+        return
+    digester.update(memoryview(file.tags()))
+    if FileEntry.of(entry.path, digester.result()) != entry:
+        raise _altered(entry.path)
+
+
+def _altered(path: object) -> ImageError:
+    return ImageError(f"{path} was altered after it was written: its digest does not match; it was not used")
+
+
+def _is_pagemap(path: str) -> bool:
+    return _base(path).startswith("pagemap-")
 
 
 def _base(path: str) -> str:

@@ -1,14 +1,15 @@
 """From the folders that CRIU has written to an image: pages by content, everything else unchanged."""
 
+import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from safepoint.checkpoint.format.digest import FileDigester
+from safepoint.checkpoint.format.digest import FileDigest
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ImageError
 from safepoint.foundation import clock
@@ -24,17 +25,22 @@ from safepoint.transparent.images.manifest import (
     is_criu_name,
     part_name,
 )
+from safepoint.transparent.pages.layout import THIS_IMAGE
 from safepoint.transparent.pages.older import OlderPages
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap
-from safepoint.transparent.pages.table import PageTable
+from safepoint.transparent.pages.table import PageFileId, PageTable
 from safepoint.transparent.pages.writer import PageStream, regions_name, table_name, write_pages
+from safepoint.transparent.protection.files import FileProtection, ProtectedWriter
 
 _PAGES = re.compile(r"pages-(0|[1-9][0-9]{0,4})\.img")
 _PAGEMAP = re.compile(r"pagemap-.*\.img")
 _IDS = re.compile(r"ids-[0-9]+\.img")
 """One for each process; there is a `core-N.img` for each thread."""
 _CHUNK_BYTES = 1 << 20
+_log = logging.getLogger("safepoint")
 _MODE = 0o600
+_MOST_COPIED_BYTES = MOST_FILE_BYTES - (1 << 20)
+"""So that the file has room for its tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +81,19 @@ def store_dumps(
         ImageError: what CRIU has written is not consistent.
         OSError: the files cannot be read or written.
     """
+    parent, older = _continued(image.location, parent)
     seed = parent[0].seed if parent else secrets.randbits(64)
-    older = None
-    if parent:
-        older = OlderPages(tables_of(image.location, parent[0]))
+    protection = image.location.new_protection()
     parts: list[Part] = []
     entries: list[FileEntry] = []
     for number, dump in enumerate(dumps):
         page_files: list[PageFileFacts] = []
-        target = image.folder / part_name(number)
+        folder = part_name(number)
+        target = image.folder / folder
+
+        def protect(name: str, folder: str = folder) -> FileProtection | None:
+            return None if protection is None else protection.of_file(f"{folder}/{name}")
+
         no_links.make_folder(target, 0o700)
         pages_of = _read_pagemaps(dump.folder)
         names = sorted(os.listdir(dump.folder))
@@ -99,6 +109,7 @@ def store_dumps(
                         file=file,
                         seed=seed,
                         older=older,
+                        protect=protect,
                         progress=progress,
                     )
                 if pages_of.pop(file, None) != written.num_pages:
@@ -112,10 +123,11 @@ def store_dumps(
                         num_stored=written.num_stored,
                     )
                 )
-                entries.append(FileEntry.of(f"{part_name(number)}/{table_name(file)}", written.table))
-                entries.append(FileEntry.of(f"{part_name(number)}/{regions_name(file)}", written.regions))
+                entries.append(FileEntry.of(f"{folder}/{table_name(file)}", written.table))
+                entries.append(FileEntry.of(f"{folder}/{regions_name(file)}", written.regions))
             elif is_criu_name(name):
-                entries.append(_copy(dump.folder / name, target / name, f"{part_name(number)}/{name}"))
+                digest = _copy(dump.folder / name, target / name, protect(name))
+                entries.append(FileEntry.of(f"{folder}/{name}", digest))
         if any(pages_of.values()):
             raise ImageError(f"CRIU's pages-{min(pages_of)}.img is missing; the image was not kept")
         parts.append(
@@ -127,7 +139,7 @@ def store_dumps(
                 page_files=tuple(sorted(page_files, key=lambda one: one.file)),
             )
         )
-    return ImageManifest(
+    manifest = ImageManifest(
         number=image.number,
         created=clock.utc_now(),
         seed=seed,
@@ -136,6 +148,49 @@ def store_dumps(
         parts=tuple(parts),
         files=tuple(sorted(entries, key=lambda entry: entry.path)),
     )
+    return manifest.signed(protection)
+
+
+def _continued(
+    location: ImageLocation, parent: Sequence[ImageManifest]
+) -> tuple[Sequence[ImageManifest], OlderPages | None]:
+    """The chain that a new image can continue, and the pages to which the new image may refer.
+
+    The tables of the newest image in the chain are checked as for a restore: an image that refers to a page as a
+    wrong table does could not be restored, and its processes would be lost.
+    """
+    if not parent:
+        return (), None
+    try:
+        tables = tables_of(location, parent[0])
+        check_tables(parent, tables)
+    except (ImageError, OSError) as error:
+        _log.warning("the image does not refer to pages of %s, because that is damaged: %s", parent[0].name, error)
+        return (), None
+    return parent, OlderPages(tables)
+
+
+def check_tables(chain: Sequence[ImageManifest], tables: Mapping[tuple[int, int], PageTable]) -> None:
+    """Check that each page of an image is stored in the image or in one that it names.
+
+    Args:
+        chain: the image and the images that it names, newest first.
+        tables: the tables of the image, see `tables_of`.
+
+    Raises:
+        ImageError: a table refers to pages that do not exist, or has other numbers of pages than the manifest.
+    """
+    num_stored = {
+        PageFileId(THIS_IMAGE + distance, number, facts.file): facts.num_stored
+        for distance, one in enumerate(chain)
+        for number, part in enumerate(one.parts)
+        for facts in part.page_files
+    }
+    for number, part in enumerate(chain[0].parts):
+        for facts in part.page_files:
+            table = tables[number, facts.file]
+            if table.check_runs(num_stored) != (facts.num_zero, facts.num_stored, facts.num_equal):
+                raise ImageError(f"{table.name} has other pages than {chain[0].name} states; it was not used")
 
 
 def _read_pagemaps(folder: Path) -> dict[int, int]:
@@ -151,33 +206,46 @@ def _read_pagemaps(folder: Path) -> dict[int, int]:
     return found
 
 
-def _copy(source: Path, target: Path, path: str) -> FileEntry:
-    digester = FileDigester()
+def _copy(source: Path, target: Path, protection: FileProtection | None) -> FileDigest:
     descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
-        if os.fstat(file.fileno()).st_size > MOST_FILE_BYTES:
-            raise ImageError(f"CRIU's {source.name} has more than {MOST_FILE_BYTES} bytes; the image was not kept")
+        if os.fstat(file.fileno()).st_size > _MOST_COPIED_BYTES:
+            raise ImageError(f"CRIU's {source.name} has more than {_MOST_COPIED_BYTES} bytes; the image was not kept")
+        writer = ProtectedWriter(copy, protection)
         while piece := file.read(_CHUNK_BYTES):
-            copy.write(piece)
-            digester.update(memoryview(piece))
-    return FileEntry.of(path, digester.result())
+            writer.write(piece)
+        return writer.end()
+
+
+def is_table(path: str) -> bool:
+    """Whether a file of an image is the table of a page file."""
+    return path.endswith(".table")
 
 
 def tables_of(location: ImageLocation, manifest: ImageManifest) -> dict[tuple[int, int], PageTable]:
-    """Open the tables of all page files of an image, by the numbers of part and page file.
+    """The tables of all page files of an image, by the numbers of part and page file; see `open_tables`."""
+    return dict(open_tables(location, manifest))
+
+
+def open_tables(location: ImageLocation, manifest: ImageManifest) -> Iterator[tuple[tuple[int, int], PageTable]]:
+    """Open the tables of all page files of an image one by one, each with the numbers of part and page file.
 
     Raises:
         ImageError: a table is damaged, or is not the one that the manifest describes.
         OSError: a table cannot be read.
     """
-    tables: dict[tuple[int, int], PageTable] = {}
+    protection = location.protection_of(manifest)
+    location.fetch(manifest, is_table)
     for number, part in enumerate(manifest.parts):
         for facts in part.page_files:
-            path = location.path(manifest.name) / part_name(number) / table_name(facts.file)
-            table = PageTable.open(path)
+            name = f"{part_name(number)}/{table_name(facts.file)}"
+            path = location.path(manifest.name) / name
+            table = PageTable.open(path, None if protection is None else protection.of_file(name))
             header = table.header
             stated = (facts.file, manifest.seed, facts.num_pages, facts.num_stored)
             if (header.file, header.seed, header.num_pages, header.num_stored) != stated:
-                raise ImageError(f"{path} is not the table that {manifest.name} describes; it was not used")
-            tables[number, facts.file] = table
-    return tables
+                raise ImageError(
+                    f"{location.where(manifest.name)}/{name} is not the table that its manifest describes; it was "
+                    "not used"
+                )
+            yield (number, facts.file), table

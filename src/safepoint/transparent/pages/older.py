@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from safepoint.transparent.pages.contents import digest_of_zero
 from safepoint.transparent.pages.layout import DIGEST, FIRST_SOURCE, MOST_PAGES, RUN, THIS_IMAGE
-from safepoint.transparent.pages.table import PageFileId, PageTable
+from safepoint.transparent.pages.table import PageTable
 
 MOST_LISTED = 2 << 20
 _CHUNK_PAGES = 1 << 18
@@ -146,8 +146,3 @@ def _values(numbers: NDArray[np.int64]) -> list[int]:
 def _chunks(digests: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
     for start in range(0, len(digests), _CHUNK_PAGES):
         yield start, digests[start : start + _CHUNK_PAGES]
-
-
-def num_stored_of(tables: Mapping[PageFileId, PageTable]) -> dict[PageFileId, int]:
-    """The stored pages of each page file, as `PageTable.check_runs` needs them."""
-    return {key: table.header.num_stored for key, table in tables.items()}

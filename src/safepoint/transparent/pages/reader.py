@@ -4,10 +4,12 @@ Promises: the stream that `restore_pages` writes has the digest that was compute
 is an `ImageError`. Threads decompress ahead of the write; memory does not depend on the size of the stream.
 """
 
+import functools
 import itertools
 import os
+import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import xxhash
@@ -21,8 +23,13 @@ from safepoint.transparent.pages.table import PageFileId, PageTable, pieces
 
 _NUM_CACHED = 32
 """How many decompressed regions of 256 KiB are kept: pages that equal older ones often come from a few in turn."""
-_NUM_AHEAD = 64
+_NUM_TOGETHER = 8
+"""How many pieces of up to 256 KiB a thread reads at a time, because handing over a piece takes a while, too."""
 _ZEROS = bytes(REGION_PAGES * PAGE_BYTES)
+_Piece = tuple[PageFileId, int, int]
+"""The page file, the first stored page, and the number of pages."""
+_Write = Callable[[memoryview, int], None]
+"""Writes pages at an offset of the raw stream."""
 
 
 def restore_pages(
@@ -45,60 +52,84 @@ def restore_pages(
         MissingExtraError: the extra `transparent` is not installed.
         OSError: the file cannot be written.
     """
-    offset = 0
-    for pages in _checked(table, files, progress):
-        if pages.obj is not _ZEROS:
-            write_at(descriptor, pages, offset)
-        offset += len(pages)
-    os.ftruncate(descriptor, offset)
+    os.ftruncate(descriptor, table.header.num_pages * PAGE_BYTES)
+    _read(table, files, functools.partial(write_at, descriptor), progress)
 
 
 def check_pages(
     table: PageTable, files: Mapping[PageFileId, RegionFile], *, progress: Callable[[int], None] | None = None
 ) -> None:
     """Read the raw stream of a page file, and compare its digest; see `restore_pages`. Nothing is written."""
-    for _ in _checked(table, files, progress):
-        pass
+    _read(table, files, None, progress)
 
 
-def _checked(
-    table: PageTable, files: Mapping[PageFileId, RegionFile], progress: Callable[[int], None] | None
-) -> Iterator[memoryview]:
-    """The pages in order. After the last ones, their digest is compared."""
+def _read(
+    table: PageTable,
+    files: Mapping[PageFileId, RegionFile],
+    write: _Write | None,
+    progress: Callable[[int], None] | None,
+) -> None:
+    """Read all pages, and write them if `write` is given. After the last ones, their digest is compared."""
     require_packages()
     digester = xxhash.xxh3_128()
-    for pages in _read_ahead(table, files):
+    for pages in _read_ahead(table, _Regions(files), write):
         digester.update(pages)
-        yield pages
         if progress is not None:
             progress(len(pages))
     if digester.digest() != table.header.stream_digest:
         raise ImageError(f"the pages of {table.name} are not those that were stored: their digest does not match")
 
 
-def _read_ahead(table: PageTable, files: Mapping[PageFileId, RegionFile]) -> Iterator[memoryview]:
-    """The pages in order. Regions are read and decompressed in other threads, some pieces ahead."""
-    cache: OrderedDict[tuple[PageFileId, int], Future[bytes]] = OrderedDict()
-    waiting: deque[tuple[Future[bytes] | None, int, int]] = deque()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="safepoint-regions") as pool:
+class _Regions:
+    """The pages of regions; those that were used last are kept. Several threads may use it at the same time."""
 
-        def region_of(key: PageFileId, number: int) -> Future[bytes]:
-            future = cache.get((key, number))
-            if future is None:
-                future = cache[key, number] = pool.submit(files[key].read, number)
-                if len(cache) > _NUM_CACHED:
-                    cache.popitem(last=False)
-            else:
-                cache.move_to_end((key, number))
-            return future
+    def __init__(self, files: Mapping[PageFileId, RegionFile]) -> None:
+        self._files = files
+        self._cache: OrderedDict[tuple[PageFileId, int], bytes | memoryview] = OrderedDict()
+        self._lock = threading.Lock()
 
+    def pages(self, piece: _Piece) -> memoryview:
+        """The pages of a piece, which lies in one region."""
+        key, first, num_pages = piece
+        begin = first % REGION_PAGES * PAGE_BYTES
+        region = _ZEROS if key.image == ZERO else self._region(key, first // REGION_PAGES)
+        return memoryview(region)[begin : begin + num_pages * PAGE_BYTES]
+
+    def _region(self, key: PageFileId, number: int) -> bytes | memoryview:
+        with self._lock:
+            if (key, number) in self._cache:
+                self._cache.move_to_end((key, number))
+                return self._cache[key, number]
+        found = self._files[key].read(number)
+        with self._lock:
+            self._cache[key, number] = found
+            if len(self._cache) > _NUM_CACHED:
+                self._cache.popitem(last=False)
+        return found
+
+
+def _read_ahead(table: PageTable, regions: _Regions, write: _Write | None) -> Iterator[memoryview]:
+    """The pages in order. Other threads read, decompress and write them, some pieces ahead."""
+
+    def work(batch: Sequence[_Piece], offset: int) -> list[memoryview]:
+        found: list[memoryview] = []
+        for piece in batch:
+            pages = regions.pages(piece)
+            if write is not None and pages.obj is not _ZEROS:
+                write(pages, offset)
+            offset += len(pages)
+            found.append(pages)
+        return found
+
+    num_threads = len(os.sched_getaffinity(0))
+    waiting: deque[Future[list[memoryview]]] = deque()
+    offset = 0
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="safepoint-regions") as pool:
         found = pieces(table)
-        while True:
-            for key, first, num_pages in itertools.islice(found, _NUM_AHEAD - len(waiting)):
-                begin = first % REGION_PAGES * PAGE_BYTES
-                future = None if key.image == ZERO else region_of(key, first // REGION_PAGES)
-                waiting.append((future, begin, begin + num_pages * PAGE_BYTES))
-            if not waiting:
-                return
-            future, begin, end = waiting.popleft()
-            yield memoryview(_ZEROS if future is None else future.result())[begin:end]
+        while batch := tuple(itertools.islice(found, _NUM_TOGETHER)):
+            waiting.append(pool.submit(work, batch, offset))
+            offset += sum(num_pages for _, _, num_pages in batch) * PAGE_BYTES
+            if len(waiting) > 2 * num_threads:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()

@@ -4,17 +4,17 @@ A region is one LZ4 block, or its raw bytes where LZ4 saves less than a sixteent
 LZ4 releases Python's global lock, so threads compress and decompress on several processors.
 """
 
+import contextlib
 import importlib
-import os
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from safepoint.errors import ImageError
-from safepoint.foundation.shared_folders.opening import open_file
 from safepoint.transparent.pages.layout import PAGE_BYTES, REGION_PAGES, REGIONS_HEADER
 from safepoint.transparent.pages.table import PageTable
+from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 
 _LEAST_SAVED = 16
 """A region is stored compressed if that saves at least one of this many parts."""
@@ -30,7 +30,7 @@ def compress(pages: memoryview) -> memoryview:
     return memoryview(packed) if len(packed) <= len(pages) - len(pages) // _LEAST_SAVED else pages
 
 
-def decompress(stored: bytes, size_bytes: int) -> bytes:
+def decompress(stored: bytes | memoryview, size_bytes: int) -> bytes | memoryview:
     """The pages of a region, from its stored bytes.
 
     Raises:
@@ -51,8 +51,22 @@ def decompress(stored: bytes, size_bytes: int) -> bytes:
 class RegionFile:
     """The stored pages of one page file, read region by region. Several threads may read at the same time."""
 
-    def __init__(self, path: Path, table: PageTable) -> None:
-        """Open the file of regions at `path`, which `table` describes.
+    def __init__(
+        self,
+        path: Path,
+        table: PageTable,
+        protection: FileProtection | None = None,
+        *,
+        is_kept_open: bool = True,
+    ) -> None:
+        """Open the file of regions at `path`, which `table` describes, and which has this protection.
+
+        Args:
+            path: the file.
+            table: its table.
+            protection: how it is protected.
+            is_kept_open: whether the file stays open until `close`. A file that is not is opened for each region,
+                because a process may have few descriptors.
 
         Raises:
             ImageError: it has another size than the table states, or another header.
@@ -62,35 +76,39 @@ class RegionFile:
         self._digests = table.regions["digest"]
         self._offsets = table.region_offsets()
         self._num_stored = table.header.num_stored
-        self._descriptor = open_file(path)
-        size_bytes = os.fstat(self._descriptor).st_size
-        if size_bytes != table.header.regions_bytes or self._read(0, len(REGIONS_HEADER)) != REGIONS_HEADER:
+        self._place = path, protection
+        self._kept = ProtectedFile(path, protection) if is_kept_open else None
+        try:
+            with self._opened() as file:
+                _check_header(file, table)
+        except BaseException:
             self.close()
-            raise ImageError(f"{self.name} is not the file of regions that {table.name} describes; it was not used")
+            raise
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        if self._kept is not None:
+            self._kept.close()
 
-    def read(self, region: int) -> bytes:
+    def _opened(self) -> contextlib.AbstractContextManager[ProtectedFile]:
+        return ProtectedFile(*self._place) if self._kept is None else contextlib.nullcontext(self._kept)
+
+    def read(self, region: int) -> bytes | memoryview:
         """The pages of a region; `region` is below the number of regions in the table.
 
         Raises:
             ImageError: the stored bytes were altered.
         """
         begin, end = int(self._offsets[region]), int(self._offsets[region + 1])
-        stored = self._read(begin, end - begin)
+        with self._opened() as file:
+            stored = file.view(begin, end - begin)
         if xxhash.xxh3_128_digest(stored) != self._digests[region].tobytes():
             raise ImageError(f"region {region} of {self.name} was altered after it was written; it was not used")
         num_pages = min(REGION_PAGES, self._num_stored - region * REGION_PAGES)
         return decompress(stored, num_pages * PAGE_BYTES)
 
-    def _read(self, offset: int, length: int) -> bytes:
-        pieces: list[bytes] = []
-        while length:
-            piece = os.pread(self._descriptor, length, offset)
-            if not piece:
-                raise ImageError(f"{self.name} ends too early; it was not used")
-            pieces.append(piece)
-            offset, length = offset + len(piece), length - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+def _check_header(file: ProtectedFile, table: PageTable) -> None:
+    header = file.read(0, min(len(REGIONS_HEADER), file.size_bytes))
+    if file.size_bytes != table.header.regions_bytes or header != REGIONS_HEADER:
+        raise ImageError(f"{file.name} is not the file of regions that {table.name} describes; it was not used")

@@ -1,13 +1,12 @@
 """The table of a page file: where each page of a raw stream is stored.
 
 Promises: a table that `PageTable.open` returns has its own digest and exactly the size that its header implies. After
-`check_runs`, each of its runs lies within the stored pages of a page file that exists. The table is mapped, not read:
-it takes 16 bytes for each page, and the kernel may drop them from memory at any time.
+`check_runs`, each of its runs lies within the stored pages of a page file that exists. The table is mapped, not read,
+unless it is encrypted: it takes 16 bytes for each page, and the kernel may drop them from memory at any time.
 """
 
 import mmap
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from safepoint.errors import ImageError
-from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.transparent.pages.layout import (
     DIGEST,
     DIGEST_BYTES,
@@ -29,6 +27,7 @@ from safepoint.transparent.pages.layout import (
     ZERO,
     TableHeader,
 )
+from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 
 _CHUNK_BYTES = 4 << 20
 _CHUNK_RUNS = 1 << 16
@@ -49,37 +48,39 @@ class PageFileId(NamedTuple):
 
 
 class PageTable:
-    """An open table. `runs`, `regions` and `digests` are arrays of the mapped file, and must not be changed."""
+    """An open table. `runs`, `regions` and `digests` are arrays of its content, and must not be changed.
 
-    def __init__(self, header: TableHeader, mapped: mmap.mmap, name: str) -> None:
+    A mapped file takes a file descriptor until the table is dropped, or `without_pages` has taken its place.
+    """
+
+    def __init__(self, header: TableHeader, arrays: Sequence[NDArray[Any]], name: str) -> None:
         self.header = header
         self.name = name
-        position = header.SIZE_BYTES
-        self.runs: NDArray[Any] = np.frombuffer(mapped, RUN, header.num_runs, position)
-        position += header.num_runs * RUN.itemsize
-        self.regions: NDArray[Any] = np.frombuffer(mapped, REGION, header.num_regions, position)
-        position += header.num_regions * REGION.itemsize
-        self.digests: NDArray[Any] = np.frombuffer(mapped, DIGEST, header.num_pages, position)
+        self.runs, self.regions, self.digests = arrays
 
     @classmethod
-    def open(cls, path: Path) -> "PageTable":
-        """Map the table at `path`, and check its size, its digest and its regions.
+    def open(cls, path: Path, protection: FileProtection | None = None) -> "PageTable":
+        """Map the table at `path`, which has this protection, and check its size, its digest and its regions.
 
         Raises:
             ImageError: it is not a table, or was altered.
             OSError: the file cannot be read, is a link, or is not a regular file.
         """
         name = path.name
-        with open_regular(path) as file:
-            header = TableHeader.from_bytes(file.read(TableHeader.SIZE_BYTES), name)
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes != header.table_bytes:
+        with ProtectedFile(path, protection) as file:
+            header = TableHeader.from_bytes(file.read(0, min(TableHeader.SIZE_BYTES, file.size_bytes)), name)
+            if file.size_bytes != header.table_bytes:
                 raise ImageError(
-                    f"{name} has {size_bytes} bytes, and its header implies {header.table_bytes}; it was not used"
+                    f"{name} has {file.size_bytes} bytes, and its header implies {header.table_bytes}; it was not "
+                    "used"
                 )
-            mapped = mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ)
-        _check_digest(mapped, name)
-        table = cls(header, mapped, name)
+            content = file.content()
+        _check_digest(content, name)
+        position, arrays = header.SIZE_BYTES, list[NDArray[Any]]()
+        for kind, number in ((RUN, header.num_runs), (REGION, header.num_regions), (DIGEST, header.num_pages)):
+            arrays.append(np.frombuffer(content, kind, number, position))
+            position += number * kind.itemsize
+        table = cls(header, arrays, name)
         table._check_regions()
         return table
 
@@ -94,19 +95,24 @@ class PageTable:
         if len(REGIONS_HEADER) + int(sizes.sum()) != header.regions_bytes:
             raise ImageError(f"{self.name} has regions whose sizes do not add up; it was not used")
 
-    def check_runs(self, num_stored: Mapping[PageFileId, int]) -> None:
-        """Check that each run lies within the stored pages of a page file.
+    def check_runs(self, num_stored: Mapping[PageFileId, int]) -> tuple[int, int, int]:
+        """Check that each run lies within the stored pages of a page file, and count the pages.
 
         Args:
             num_stored: the stored pages of each page file to which this table may refer, its own included.
 
+        Returns:
+            How many pages are zero, stored in this image, and equal to pages of its sources.
+
         Raises:
             ImageError: a run leads to pages that do not exist, or the runs have more or fewer pages than the header.
         """
-        num_pages = 0
+        num_pages = num_zero = num_own = 0
         for begin in range(0, len(self.runs), _CHUNK_RUNS):
             runs = self.runs[begin : begin + _CHUNK_RUNS]
-            num_pages += int(runs["num_pages"].sum(dtype=np.uint64))
+            num_pages += _count(runs)
+            num_zero += _count(runs[runs["image"] == ZERO])
+            num_own += _count(runs[runs["image"] == THIS_IMAGE])
             if not runs["num_pages"].all():
                 raise ImageError(f"{self.name} has a run without pages; it was not used")
             for place in np.unique(runs[["image", "part", "file"]]):
@@ -124,13 +130,19 @@ class PageTable:
                 f"{self.name} has runs of {num_pages} pages, and its header states {self.header.num_pages}; it was "
                 "not used"
             )
+        return num_zero, num_own, num_pages - num_zero - num_own
 
-    def counts(self) -> tuple[int, int, int]:
-        """How many pages are zero, stored in this image, and equal to pages of its sources."""
-        numbers = self.runs["num_pages"]
-        zero = int(numbers[self.runs["image"] == ZERO].sum(dtype=np.uint64))
-        stored = int(numbers[self.runs["image"] == THIS_IMAGE].sum(dtype=np.uint64))
-        return zero, stored, self.header.num_pages - zero - stored
+    def page_files(self) -> set[PageFileId]:
+        """The page files to which the runs refer; for zero pages, one that does not exist."""
+        return {
+            PageFileId(*map(int, place))
+            for begin in range(0, len(self.runs), _CHUNK_RUNS)
+            for place in np.unique(self.runs[begin : begin + _CHUNK_RUNS][["image", "part", "file"]])
+        }
+
+    def without_pages(self) -> "PageTable":
+        """This table with its regions only, in memory: what is needed to read its stored pages."""
+        return PageTable(self.header, (self.runs[:0].copy(), self.regions.copy(), self.digests[:0].copy()), self.name)
 
     def region_offsets(self) -> NDArray[np.uint64]:
         """The offset of each region in the file of regions, and the end of the last one."""
@@ -139,6 +151,10 @@ class PageTable:
         np.cumsum(self.regions["size_bytes"], out=offsets[1:], dtype=np.uint64)
         offsets[1:] += np.uint64(len(REGIONS_HEADER))
         return offsets
+
+
+def _count(runs: NDArray[Any]) -> int:
+    return int(runs["num_pages"].sum(dtype=np.uint64))
 
 
 def _are_within(runs: NDArray[Any], key: PageFileId, num_stored: int | None) -> bool:
@@ -150,9 +166,9 @@ def _are_within(runs: NDArray[Any], key: PageFileId, num_stored: int | None) -> 
     return bool((runs["num_pages"] <= np.uint64(num_stored) - runs["first"]).all())
 
 
-def _check_digest(mapped: mmap.mmap, name: str) -> None:
-    end = len(mapped) - DIGEST_BYTES
-    with memoryview(mapped) as view:
+def _check_digest(content: mmap.mmap | bytes, name: str) -> None:
+    end = len(content) - DIGEST_BYTES
+    with memoryview(content) as view:
         hasher = xxhash.xxh3_128()
         for begin in range(0, end, _CHUNK_BYTES):
             hasher.update(view[begin : min(end, begin + _CHUNK_BYTES)])

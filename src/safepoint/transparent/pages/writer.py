@@ -20,13 +20,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from safepoint.checkpoint.format.digest import FileDigest, FileDigester
+from safepoint.checkpoint.format.digest import FileDigest
 from safepoint.errors import ImageError
 from safepoint.foundation.shared_folders import no_links
 from safepoint.transparent.packages import require_packages
 from safepoint.transparent.pages.contents import digest_of_zero, digest_pages, find_zero
 from safepoint.transparent.pages.layout import (
     DIGEST,
+    FIRST_SOURCE,
     MOST_PAGES,
     PAGE_BYTES,
     REGION_BYTES,
@@ -38,6 +39,7 @@ from safepoint.transparent.pages.layout import (
 )
 from safepoint.transparent.pages.older import OlderPages
 from safepoint.transparent.pages.regions import compress
+from safepoint.transparent.protection.files import FileProtection, ProtectedWriter
 
 BLOCK_BYTES = 4 << 20
 _MODE = 0o600
@@ -91,6 +93,7 @@ def write_pages(
     file: int,
     seed: int,
     older: OlderPages | None = None,
+    protect: Callable[[str], FileProtection | None] = lambda _: None,
     progress: Callable[[int], None] | None = None,
 ) -> WrittenPages:
     """Read a raw stream of pages to its end, and write its page file.
@@ -102,6 +105,7 @@ def write_pages(
         file: the N of CRIU's `pages-N.img`.
         seed: the seed of the chain.
         older: the pages of the image before; None for an image that refers to no other.
+        protect: the protection of a file, by its name.
         progress: called with the number of bytes read since the last call.
 
     Raises:
@@ -115,7 +119,9 @@ def write_pages(
     buffer = bytearray(BLOCK_BYTES)
     stream = xxhash.xxh3_128()
     with contextlib.ExitStack() as stack:
-        regions = _Regions(stack.enter_context(_created(folder / regions_name(file))), stack, folder)
+        name = regions_name(file)
+        target = ProtectedWriter(stack.enter_context(_created(folder / name)), protect(name))
+        regions = _Regions(target, stack, folder)
         pages = _Pages(part, file, seed, older, regions, stack, folder)
         while block := _fill(source, buffer):
             if len(block) % PAGE_BYTES:
@@ -136,7 +142,8 @@ def write_pages(
             regions_bytes=regions.size_bytes,
             stream_digest=stream.digest(),
         )
-        target = stack.enter_context(_created(folder / table_name(file)))
+        name = table_name(file)
+        target = ProtectedWriter(stack.enter_context(_created(folder / name)), protect(name))
         table = _write_table(target, header, (runs.spilled, regions.spilled, pages.spilled))
         return WrittenPages(
             num_pages=pages.num_pages,
@@ -144,7 +151,7 @@ def write_pages(
             num_equal=pages.num_pages - pages.num_zero - regions.num_pages,
             num_stored=regions.num_pages,
             table=table,
-            regions=regions.digester.result(),
+            regions=regions.file.end(),
         )
 
 
@@ -196,12 +203,12 @@ class _Pages:
         digests[inside] = of_others
         places = np.zeros(len(are_zero), RUN)
         places["num_pages"] = 1
-        stored = inside
         if self._older is not None:
             found = self._older.find(inside + self.num_pages, of_others)
             is_equal = found >= 0
             places[inside[is_equal]] = self._older.references(found[is_equal])
-            stored = inside[~is_equal]
+        # Without an equal page, a place is still zero. A hostile image may call a page zero that has another digest.
+        stored = inside[places["image"][inside] < FIRST_SOURCE]
         first = self._regions.num_pages
         places["image"][stored] = THIS_IMAGE
         places["part"][stored], places["file"][stored] = self._own
@@ -248,11 +255,10 @@ class _Runs:
 class _Regions:
     """Compresses stored pages in other threads, and writes the regions in order."""
 
-    def __init__(self, file: BinaryIO, stack: contextlib.ExitStack, folder: Path) -> None:
+    def __init__(self, file: ProtectedWriter, stack: contextlib.ExitStack, folder: Path) -> None:
         self.num_pages = 0
-        self.digester = FileDigester()
+        self.file = file
         self.spilled = _spill(stack, folder)
-        self._file = file
         num_threads = len(os.sched_getaffinity(0))
         self._pool = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="safepoint-regions"))
         self._most_pending = 2 * num_threads
@@ -297,8 +303,7 @@ class _Regions:
         self._write(stored)
 
     def _write(self, data: memoryview) -> None:
-        self._file.write(data)
-        self.digester.update(data)
+        self.file.write(data)
         self.size_bytes += len(data)
 
 
@@ -307,12 +312,11 @@ def _spill(stack: contextlib.ExitStack, folder: Path) -> IO[bytes]:
     return stack.enter_context(tempfile.TemporaryFile(dir=folder))
 
 
-def _write_table(target: BinaryIO, header: TableHeader, spilled: tuple[IO[bytes], ...]) -> FileDigest:
-    digester, own = FileDigester(), xxhash.xxh3_128()
+def _write_table(target: ProtectedWriter, header: TableHeader, spilled: tuple[IO[bytes], ...]) -> FileDigest:
+    own = xxhash.xxh3_128()
 
     def write(data: bytes) -> None:
         target.write(data)
-        digester.update(memoryview(data))
         own.update(data)
 
     write(header.to_bytes())
@@ -321,7 +325,7 @@ def _write_table(target: BinaryIO, header: TableHeader, spilled: tuple[IO[bytes]
         while data := file.read(_COPY_BYTES):
             write(data)
     write(own.digest())
-    return digester.result()
+    return target.end()
 
 
 assert BLOCK_BYTES % (REGION_PAGES * PAGE_BYTES) == 0

@@ -36,7 +36,7 @@ def test_it_has_the_pod_side_only() -> None:
         names = archive.namelist()
     rooms = {name.split("/")[1] for name in names if name.count("/") > 1}
     assert {"training", "snapshot", "checkpoint", "storage", "foundation", "cli"} <= rooms
-    assert not rooms & {"jobs", "sdk", "doctor", "planning", "transparent"}
+    assert not rooms & {"jobs", "sdk", "doctor", "planning", "testing", "transparent"}
     assert not [name for name in names if name.startswith("safepoint/cli/commands/plan")]
     assert all(name.endswith(".py") for name in names)
 

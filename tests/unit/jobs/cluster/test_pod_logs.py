@@ -34,7 +34,14 @@ class Logs:
         self.asked: list[str] = []
 
     def log(
-        self, pod: str, container: str, *, follow: bool = False, previous: bool = False, since: str | None = None
+        self,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        tail: int | None = None,
+        since: str | None = None,
     ) -> Iterator[str]:
         key = f"{pod}_previous" if previous else pod
         self.asked.append(key)
@@ -42,7 +49,7 @@ class Logs:
         answer = waiting[0] if len(waiting) == 1 and isinstance(waiting[0], str) else waiting.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        for number, word in enumerate(answer.split()):
+        for number, word in enumerate(answer.split()[-tail if tail else None :]):
             time = f"2026-11-23T10:00:{number // 10:02}.{number % 10}Z"
             if since is None:
                 yield word
@@ -159,3 +166,11 @@ def test_a_job_without_a_pod_that_has_stopped(monkeypatch: pytest.MonkeyPatch) -
         follow(Logs(), (JobState.SUSPENDED, []), monkeypatch=monkeypatch)
     with pytest.raises(NotFoundError, match="has no pods"):
         list(read_pods(Logs(), lambda: (JobState.QUEUED, [])))  # type: ignore[arg-type]
+
+
+def test_the_end_of_the_output() -> None:
+    """About as many lines as have the size, of each start of a container."""
+    seen = (JobState.RUNNING, [pod("a", RUNNING, restarts=1)])
+    logs = Logs(a=["four five six"], a_previous=["one two three"])
+    found = read_pods(logs, lambda: seen, last_bytes=256)  # type: ignore[arg-type]
+    assert [line.text for line in found] == ["two", "three", "five", "six"]

@@ -379,3 +379,82 @@ def test_pods_with_another_grace_period_are_a_warning(real: int, says: str) -> N
     assert (found.grace_s, bool(found.warning)) == (90, bool(says))
     assert says in found.warning
     assert found.particulars["warning"] == found.warning
+
+
+TEN, ELEVEN = "2026-11-23T10:30:00Z", "2026-11-23T11:00:00Z"
+
+
+def at_time(job: dict[str, Any], time: str) -> dict[str, Any]:
+    """The same object, whose last condition has changed at this time."""
+    job["status"]["conditions"][-1]["lastTransitionTime"] = time
+    return job
+
+
+def test_when_a_job_has_ended_or_was_preempted_is_when_it_has_changed() -> None:
+    """According to the condition that says so; the time of other changes is not known."""
+    failed = of(at_time(condition(trainjob(), "Failed"), ELEVEN))
+    assert (failed.changed, failed.particulars["changed"]) == (ELEVEN, ELEVEN)
+    preempted = at_time(
+        workload(("QuotaReserved", "False", "Pending", ""), ("Evicted", "True", "Preempted", "")), TEN
+    )
+    job = of(trainjob(suspend=True), workload=preempted)
+    assert (job.state, job.changed) == (JobState.PREEMPTED, TEN)
+    assert (of(condition(trainjob(), "Complete")).changed, of(trainjob(), pod(0), pod(1)).changed) == (None, None)
+
+
+def test_the_time_in_a_queue_is_no_part_of_an_attempt() -> None:
+    """The attempt began when the queue admitted the job, unless the queue has taken the quota back since."""
+    admitted = at_time(workload(("Admitted", "True", "", "")), TEN)
+    assert [one.started for one in of(trainjob(), workload=admitted).attempts] == [TEN]
+    again = at_time(workload(("Evicted", "False", "Preempted", ""), ("Admitted", "True", "", "")), TEN)
+    assert [one.started for one in of(trainjob(), workload=again).attempts] == ["2026-11-23T10:00:00Z"]
+
+
+def test_devices_and_priority() -> None:
+    """From the TrainJob or else from its pods; the runtime may decide about ranks in words."""
+    job = trainjob()
+    job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
+    job["spec"]["trainer"] |= {
+        "numProcPerNode": "auto",
+        "resourcesPerNode": {"requests": {"cpu": "2500m"}, "limits": {"nvidia.com/gpu": 2, "memory": "8Gi"}},
+    }
+    found = of(job, pod(0), pod(1))
+    assert (found.ranks_per_node, found.gpu_per_node, found.cpu_per_node) == (None, 2, 3)
+    assert (found.priority_class, found.particulars["priority_class"]) == ("high", "high")
+    assert of(trainjob(trainer={"numProcPerNode": 2})).ranks_per_node == 2
+    of_runtime = pod(0)
+    of_runtime["spec"]["containers"][0]["resources"] = {"limits": {"amd.com/gpu": "8", "cpu": "9e99"}}
+    from_pods = of(trainjob(), of_runtime)
+    assert (from_pods.gpu_per_node, from_pods.cpu_per_node) == (8, None)
+    assert (of(trainjob(), pod(0)).gpu_per_node, of(trainjob()).cpu_per_node) == (None, None)
+
+
+def test_what_a_page_shows_of_a_pod() -> None:
+    """Where it runs, how often it restarted, and why it does not run."""
+    first = pod(0, {"waiting": {"reason": "CrashLoopBackOff"}}, restartCount=3)
+    first["spec"] |= {"nodeName": "worker-7"}
+    first["spec"]["containers"][0]["resources"] = {"limits": {"memory": "8Gi"}}
+    leaving = pod(1)
+    leaving["metadata"]["deletionTimestamp"] = TEN
+    ended = pod(2, {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    shown = of(trainjob(trainer={"numNodes": 4}), first, leaving, ended, pod(3)).pods
+    assert (shown[0].machine, shown[0].restarts, shown[0].memory) == ("worker-7", 3, "8Gi")
+    assert [one.reason for one in shown] == ["CrashLoopBackOff", "is being deleted", "out of memory (OOMKilled)", ""]
+
+
+def test_only_a_job_of_ours_that_has_not_ended_can_be_scaled() -> None:
+    """Another job may not resume, and one that has ended is submitted again."""
+    other = trainjob()
+    other["metadata"]["annotations"] = None
+    assert (of(trainjob()).can_scale, of(other).can_scale) == (True, False)
+    assert not of(condition(trainjob(), "Failed")).can_scale
+
+
+def test_the_options_of_its_run_are_those_that_were_submitted() -> None:
+    """With the grace period that the pods have; invalid ones count as not known."""
+    assert of(trainjob()).settings == RunSettings(output_dir="pvc://c/run", grace_s=RunSettings().grace_s)
+    job = trainjob()
+    record = json.loads(job["metadata"]["annotations"][RECORD])
+    record["settings"]["SAFEPOINT_SAVE_STEPS"] = "often"
+    job["metadata"]["annotations"][RECORD] = json.dumps(record)
+    assert of(job).settings == RunSettings(grace_s=RunSettings().grace_s)

@@ -1,5 +1,6 @@
 """A job is resumed from an older checkpoint: what is refused, and what the next start is given."""
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,3 +92,13 @@ def test_what_is_refused(jobs: LocalJobs, output: Path) -> None:
     with pytest.raises(ConflictError, match="is Running, not suspended"):
         jobs.resume("tiny", step=10)
     assert replace(jobs.job("tiny").spec) == before.spec
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_checkpoint_of_another_user_in_a_shared_folder(jobs: LocalJobs, output: Path) -> None:
+    """Another user may have put it there under the step of a checkpoint that the job has deleted."""
+    os.chmod(output, 0o1777)
+    assert choice_of(jobs.job("tiny"), str(output), 20).step == 20
+    os.chown(output / "checkpoint-20", 4711, 4711)
+    with pytest.raises(CheckpointError, match="belongs to another user"):
+        jobs.resume("tiny", step=20)

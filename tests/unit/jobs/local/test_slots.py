@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
 from safepoint.jobs.local import slots
-from safepoint.jobs.local.slots import Admission, Slots, admit, check_size, count_slots, devices, free_gpus, remark_on
+from safepoint.jobs.local.slots import (
+    Admission,
+    Slots,
+    admit,
+    check_size,
+    count_slots,
+    devices,
+    free_gpus,
+    place_in_queue,
+    remark_on,
+)
 from safepoint.jobs.model.records import JobRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
 from tests.support.job_values import job_record, job_spec
@@ -49,6 +59,19 @@ def test_the_older_one_of_two_goes_first() -> None:
 def test_the_higher_priority_goes_before_the_older() -> None:
     """Age counts among equals only."""
     assert _asks([job_record("other", age=1)], priority=1).may_start
+
+
+def test_the_place_in_the_queue() -> None:
+    """By priority, then by age; a job that does not wait, or that a person has suspended, has none."""
+    jobs = [
+        running("runs"),
+        job_record("young"),
+        job_record("old", age=1),
+        job_record("first", priority=1),
+        job_record("stopped", age=2, wanted=RequestedAction.SUSPEND),
+    ]
+    found = {job.name: place_in_queue(job.name, jobs) for job in jobs}
+    assert found == {"runs": None, "young": 3, "old": 2, "first": 1, "stopped": None}
 
 
 def test_a_job_whose_owner_has_it_suspended_holds_nobody_up() -> None:

@@ -1,5 +1,6 @@
 """What must not have happened in a process that is copied, and the order in which packages are imported."""
 
+import atexit
 import os
 
 import pytest
@@ -42,6 +43,33 @@ def test_a_variable_of_one_rank_is_noticed(name: str) -> None:
         with pytest.raises(UnfitError, match=f"reads {name} while it is imported"):
             check()
     os.environ.get(name)
+
+
+_HANDLERS = {
+    "odd": ("odd", "def end(): pass\natexit.register(end)"),
+    "PIL": (None, "def end(): pass\natexit.register(end)"),
+    "shutil": ("other", "atexit.register(shutil.rmtree, '/tmp/nothing')"),
+    "functools": ("other", "atexit.register(functools.partial(print))"),
+    "logging": (None, "atexit.register(logging.shutdown)"),
+}
+
+
+@pytest.mark.parametrize("kind", _HANDLERS)
+def test_an_exit_handler_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is a function of Python's own that an unknown package registers, such as one that deletes a folder.
+
+    Handlers of packages that are known to be fit, and those of Python itself, are harmless.
+    """
+    monkeypatch.setattr(atexit, "register", lambda function, *_, **__: function)
+    named, source = _HANDLERS[kind]
+    module = {"shutil": "other.part", "functools": "other.part"}.get(kind, kind)
+    with audited() as check:
+        exec(f"import atexit, functools, logging, shutil\n{source}", {"__name__": module})
+        if named is None:
+            check()
+        else:
+            with pytest.raises(UnfitError, match=f"{named} registers an exit handler"):
+                check()
 
 
 def test_packages_that_may_be_unfit_come_before_those_that_are_not() -> None:

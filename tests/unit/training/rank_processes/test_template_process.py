@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-from safepoint.training.rank_processes import template_process
+from safepoint.training.rank_processes import births, template_process
 from safepoint.training.rank_processes.template_process import TemplateProcess
 
 _READY = """
@@ -125,3 +126,25 @@ def test_more_imports_wait_for_a_template_that_is_ready(template: Callable[..., 
     one.import_more(["json"])
     assert one.ensure() is True
     one.end()
+
+
+def test_ranks_that_are_bound_to_cores_are_not_copied(
+    template: Callable[..., TemplateProcess], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch starts each of them through a program that binds it. One warning says so, and the template ends."""
+    one, started = template("time.sleep(600)"), []
+    one.start()
+
+    def start(ranks: SubprocessContext) -> None:
+        started.append(ranks)
+
+    monkeypatch.setattr(SubprocessContext, "_start", start)
+    ranks = object.__new__(births._CopiedRanks)
+    ranks._template = one
+    ranks._numa_options = object()
+    ranks._start()
+    ranks._start()
+    assert started == [ranks, ranks]
+    assert one.pid is None
+    (record,) = caplog.records
+    assert "NUMA binding was requested" in record.getMessage()

@@ -80,6 +80,11 @@ _HARMLESS = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for sel
         ("(00.1) Error (criu/sk-unix.c:899): unix: Can't dump half of stream unix connection.", "Unix socket"),
         ("(00.1) Error (criu/cr-restore.c:1465): 4711: Can't fork for 4711: File exists", "in use"),
         ("(00.1) Error (criu/image.c:1): Can't write: No space left on device", "full"),
+        (
+            "(00.1) Error (criu/files-reg.c:1052): Can't dump ghost file /usr/lib/libcrypto.so.3 of 4734976 size, "
+            "increase limit",
+            "an update has replaced",
+        ),
         ("(00.1) Error (criu/x.c:1): Something new", "Something new"),
     ],
 )

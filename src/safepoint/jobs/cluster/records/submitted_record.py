@@ -4,6 +4,7 @@ The record is an annotation of the TrainJob, which another person may have chang
 and never to decide what is deleted or where keys are sent; see `storage_record` for that.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from safepoint.errors import UsageError
@@ -39,17 +40,21 @@ def read_submitted(trainjob: Object) -> SubmittedRecord | None:
     if not record:
         return None
     given = {str(name): str(text) for name, text in texts(record, "settings").items()}
-    try:
-        settings = RunSettings.from_environment(given)
-    except (UsageError, ValueError, OverflowError):
-        settings = None
     uri = at(record, "initializer", "model", "storageUri")
     return SubmittedRecord(
         arguments=tuple(word for word in items(record, "program")[1:] if isinstance(word, str)),
-        settings=settings,
+        settings=settings_from(given),
         ranks_per_node=_ranks(record),
         model_uri=uri if isinstance(uri, str) else None,
     )
+
+
+def settings_from(given: Mapping[str, str]) -> RunSettings | None:
+    """The options of a run, from its variables; None if they are not valid."""
+    try:
+        return RunSettings.from_environment(given)
+    except (UsageError, ValueError, OverflowError):
+        return None
 
 
 def _ranks(record: Object) -> int | None:

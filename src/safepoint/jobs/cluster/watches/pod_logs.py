@@ -16,6 +16,7 @@ from safepoint.jobs.model.states import JobState
 _log = logging.getLogger("safepoint")
 _LOOK_S, _LOOK_AT_LEAST_S = 1.0, 10.0
 _WARN_AFTER_S, _GIVE_UP_S = 30.0, 180.0
+_USUAL_LINE_BYTES = 128
 _MOST_NODES = 50
 """How many nodes are followed at the same time."""
 
@@ -24,8 +25,13 @@ Look = Callable[[], tuple[JobState, list[Object]]]
 """Returns the state of a job, and its pods in the order of their nodes."""
 
 
-def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
+def read_pods(api: ClusterApi, look: Look, *, last_bytes: int | None = None) -> Iterator[LogLine]:
     """The output of a job's pods so far, pod after pod.
+
+    Args:
+        api: the API of the cluster, in the namespace of the job.
+        look: looks at the job.
+        last_bytes: only the last lines of each start of a container, about as many as have this size; None for all.
 
     Raises:
         NotFoundError: there is no such job, or it has no pod.
@@ -33,10 +39,11 @@ def read_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
     state, pods = look()
     if not pods:
         raise _no_pods(state)
+    tail = None if last_bytes is None else max(1, last_bytes // _USUAL_LINE_BYTES)
     for pod in pods:
         if _has_started(pod):
-            yield from _previous(api, pod)
-            yield from _lines(api, pod)
+            yield from _previous(api, pod, tail)
+            yield from _lines(api, pod, tail=tail)
 
 
 def follow_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
@@ -180,14 +187,14 @@ def _has_started(pod: Object) -> bool:
     return bool({"running", "terminated"} & texts(status, "state").keys() or at(status, "restartCount"))
 
 
-def _previous(api: ClusterApi, pod: Object) -> Iterator[LogLine]:
+def _previous(api: ClusterApi, pod: Object, tail: int | None) -> Iterator[LogLine]:
     """The output of the container before its last restart, if the cluster still has it."""
     if number(container_status(pod), "restartCount"):
         with contextlib.suppress(SafepointError):
-            yield from _lines(api, pod, previous=True)
+            yield from _lines(api, pod, previous=True, tail=tail)
 
 
-def _lines(api: ClusterApi, pod: Object, *, previous: bool = False) -> Iterator[LogLine]:
+def _lines(api: ClusterApi, pod: Object, *, previous: bool = False, tail: int | None) -> Iterator[LogLine]:
     container = str(at(container_status(pod), "name") or "node")
-    for line in api.log(name_of(pod), container, previous=previous):
+    for line in api.log(name_of(pod), container, previous=previous, tail=tail):
         yield LogLine(source=f"node {node_of(pod)}", text=line)

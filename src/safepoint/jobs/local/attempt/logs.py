@@ -12,6 +12,8 @@ from safepoint.jobs.model.job_place import LogLine
 FOLDER = "logs"
 _POLL_S = 0.1
 _INITIALIZER = "initializer"
+_MOST_LINE_BYTES = 1 << 20
+"""A progress bar may write for days without the end of a line."""
 
 
 @dataclass(slots=True)
@@ -33,13 +35,16 @@ class _Tail:
                 self.offset += len(stream.readline()) - 1
 
     def lines(self) -> Iterator[LogLine]:
-        """New complete lines; none if the job was deleted."""
+        """New complete lines; none if the job was deleted. A line that is too long is split into several."""
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
             stream.seek(self.offset)
             for chunk in iter(lambda: stream.read(1 << 20), b""):
                 self.offset += len(chunk)
                 *whole, self.rest = (self.rest + chunk).split(b"\n")
                 yield from (self._line(line) for line in whole)
+                if len(self.rest) > _MOST_LINE_BYTES:
+                    yield self._line(self.rest)
+                    self.rest = b""
 
     def last(self) -> Iterator[LogLine]:
         """The last line, if it is incomplete."""

@@ -58,7 +58,7 @@ _KINDS: dict[str, Kind] = {
     "logging_steps": finite().optional,
     "eval_steps": finite().optional,
     "save_steps": finite().optional,
-    "train_batch_size": whole(0).optional,
+    "train_batch_size": whole(0),
     "num_train_epochs": finite().optional,
     "num_input_tokens_seen": finite(0).optional,
     "total_flos": NUMBER.optional,
@@ -88,7 +88,8 @@ def check_trainer_state(path: Path, *, step: int) -> None:
     """
     try:
         state = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float)
-        check_fields(SimpleNamespace(**state), {name: kind for name, kind in _KINDS.items() if name in state})
+        known = SimpleNamespace(**{"train_batch_size": None, **state})  # the Trainer computes with this field
+        check_fields(known, {name: kind for name, kind in _KINDS.items() if hasattr(known, name)})
         _check_names(state.keys())
         _check_size({name: one for name, one in state.items() if name != "log_history"})
     except ValueError as error:

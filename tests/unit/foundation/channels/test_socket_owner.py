@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from safepoint.training.rendezvous import socket_owner
-from safepoint.training.rendezvous.socket_owner import Address, owner_of
+from safepoint.foundation.channels import socket_owner
+from safepoint.foundation.channels.socket_owner import Address, owner_of
 
 _WAYS = ("_ask", "_find")
 

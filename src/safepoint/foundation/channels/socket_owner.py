@@ -22,6 +22,7 @@ _ANSWER = struct.Struct("=IHHIIBBBB48sIIIII")
 _ERROR = struct.Struct("=IHHIIi")
 """struct nlmsghdr and struct nlmsgerr."""
 _LOOPBACK = "127.0.0.1"
+_IPV4_BYTES = 4
 _ESTABLISHED = 1
 _MAPPED = "0000000000000000FFFF0000"
 
@@ -64,9 +65,10 @@ def _answers() -> bool:
 def _ask(client: Address, server: Address) -> int | None:
     (client_host, client_port), (server_host, server_port) = client, server
     ports = socket.htons(client_port), socket.htons(server_port)
-    hosts = socket.inet_aton(client_host), socket.inet_aton(server_host)
+    hosts = _packed(client_host), _packed(server_host)
     head = _REQUEST.size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0
-    what = socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ANY_STATE
+    family = socket.AF_INET if len(hosts[0]) == _IPV4_BYTES else socket.AF_INET6
+    what = family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.send(_REQUEST.pack(*head, *what, *ports, *hosts, 0, _ANY_COOKIE))
         answer = kernel.recv(4096)
@@ -80,7 +82,7 @@ def _ask(client: Address, server: Address) -> int | None:
 def _find(client: Address, server: Address) -> int | None:
     # A client may use an IPv6 socket for an IPv4 address, as torch's client does.
     for table, prefix in (("tcp", ""), ("tcp6", _MAPPED)):
-        ends = f" {prefix}{_as_listed(*client)} {prefix}{_as_listed(*server)} {_ESTABLISHED:02X} "
+        ends = f" {_as_listed(*client, prefix)} {_as_listed(*server, prefix)} {_ESTABLISHED:02X} "
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines():
                 if ends in line:
@@ -89,6 +91,15 @@ def _find(client: Address, server: Address) -> int | None:
     return None
 
 
-def _as_listed(host: str, port: int) -> str:
-    number = int.from_bytes(socket.inet_aton(host), "little")
-    return f"{number:08X}:{port:04X}"
+def _as_listed(host: str, port: int, prefix: str) -> str:
+    address = _packed(host)
+    words = [int.from_bytes(address[begin : begin + 4], "little") for begin in range(0, len(address), 4)]
+    before = prefix if len(address) == _IPV4_BYTES else ""
+    return f"{before}{''.join(f'{word:08X}' for word in words)}:{port:04X}"
+
+
+def _packed(host: str) -> bytes:
+    """The bytes of an address: 4, also for an IPv4 address that an IPv6 socket reports, or 16."""
+    if "." in host:
+        return socket.inet_aton(host.removeprefix("::ffff:"))
+    return socket.inet_pton(socket.AF_INET6, host)

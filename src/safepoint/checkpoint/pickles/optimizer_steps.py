@@ -1,0 +1,134 @@
+"""Lets a copy of an optimizer step once, with a copy of one parameter.
+
+The step shows which state the optimizer creates, and whether it can continue with a state that it has loaded. The
+optimizer, its parameters and the random number generators do not change.
+"""
+
+import contextlib
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from safepoint.errors import printable
+
+_MOST_ELEMENTS = 1 << 20
+"""A larger parameter is not copied for a test: it could fill the memory of the device."""
+
+
+def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, Any]]) -> str:
+    """Why an optimizer cannot step with the state that it has loaded; empty if no reason was found.
+
+    The smallest parameters of each group are tried, one for each number of dimensions. Without this test, the run
+    would end in its first step, in each start, with an error that names no file. Only optimizers of torch are tested:
+    the step of another one may need more than a gradient, or all ranks.
+
+    Args:
+        optimizer: an optimizer that has loaded a state.
+        own: the settings of each group before the optimizer loaded the state. If not even these allow a step, the
+            loaded ones are not tested.
+    """
+    known: Any = optimizer
+    if not cast("Any", type(optimizer)).__module__.startswith("torch.optim"):
+        return ""
+    for number, (group, before) in enumerate(zip(known.param_groups, own, strict=True)):
+        smallest: dict[int, tuple[int, Any]] = {}
+        for index, parameter in enumerate(group["params"]):
+            if _is_tested(parameter, known.state.get(parameter)):
+                dim = parameter.dim()
+                if dim not in smallest or parameter.numel() < smallest[dim][1].numel():
+                    smallest[dim] = index, parameter
+        for index, parameter in smallest.values():
+            place = number, index
+            try:
+                step_of_copy(optimizer, parameter, before, place)
+            except Exception:  # noqa: BLE001  the script's own settings allow no step, for example without a closure
+                continue
+            try:
+                step_of_copy(optimizer, parameter, group, place, state=_cloned(known.state[parameter]))
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001  hostile content may raise anything
+                return printable(f"its optimizer cannot continue with its state ({type(error).__name__}: {error})")
+    return ""
+
+
+def _is_tested(parameter: Any, state: Any) -> bool:
+    is_plain = type(parameter) is torch.nn.Parameter or type(parameter) is torch.Tensor
+    return is_plain and 0 < parameter.numel() <= _MOST_ELEMENTS and bool(state)
+
+
+def _cloned(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {
+        name: value.detach().clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
+    }
+
+
+def step_of_copy(
+    optimizer: Any,
+    parameter: torch.Tensor,
+    settings: Mapping[str, Any],
+    place: tuple[int, int],
+    *,
+    state: Mapping[Any, Any] | None = None,
+) -> dict[str, Any]:
+    """Let a copy of an optimizer step once with a copy of one parameter, whose gradient is zero.
+
+    Args:
+        optimizer: the optimizer.
+        parameter: the parameter. Its values are not used.
+        settings: the settings of its group.
+        place: the number of the group, and the number of the parameter in it.
+        state: the state of the parameter before the step, which the step changes; None for a first step.
+
+    Returns:
+        The state of the parameter after the step.
+    """
+    attributes = cast("dict[str, Any]", vars(optimizer))
+    own = {
+        name: list(cast("list[Any]", one)) if type(one) is list else copied(one) for name, one in attributes.items()
+    }
+    own.pop("step", None)  # remove the wrapper of `step` that a scheduler may have installed
+    copy = object.__new__(cast("Any", type(optimizer)))
+    copy.__dict__.update(own)
+    with torch.no_grad():
+        fresh = torch.nn.Parameter(torch.zeros_like(parameter))
+        fresh.grad = torch.zeros_like(parameter)
+    group = {**settings, "params": [fresh]}
+    copy.state, copy.param_groups = defaultdict[Any, Any](dict), [group]
+    if state is not None:
+        copy.state[fresh] = state
+    copy._optimizer_step_pre_hooks, copy._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    devices = [parameter.device] if parameter.device.type == "cuda" else []
+    random: Any = torch.random
+    with random.fork_rng(devices=devices):
+        if hasattr(copy, "init_state"):  # only optimizers of bitsandbytes have this method
+            if hasattr(copy, "page_mng"):
+                copy.page_mng = SimpleNamespace(paged_tensors=[])
+            copy.init_state(group, fresh, *place)
+        else:
+            with _without_hooks():
+                copy.step()
+    return dict(copy.state[fresh])
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Generator[None]:
+    module: Any = sys.modules[torch.optim.Optimizer.__module__]
+    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+    before = {name: getattr(module, name) for name in names}
+    for name in names:
+        setattr(module, name, OrderedDict())
+    try:
+        yield
+    finally:
+        for name, hooks in before.items():
+            setattr(module, name, hooks)
+
+
+def copied(state: Any) -> Any:
+    """A copy of a dictionary; anything else as it is."""
+    return dict(cast("dict[Any, Any]", state)) if isinstance(state, dict) else state

@@ -1,0 +1,61 @@
+"""Lets packages ask torch for GPUs while they are imported in a process from which ranks are copied.
+
+torch asks the library NVML, and never closes it. So the process has the GPUs open from the first question on, and its
+copies would have handles that do not work. Here, a copy of the process asks, answers and ends. The ranks themselves
+ask as usual.
+"""
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+_QUESTIONS = ("_raw_device_count_nvml", "_raw_device_uuid_nvml")
+"""The functions of `torch.cuda` that open NVML: how many GPUs this machine has, and which."""
+
+
+def install_before_ranks() -> None:
+    """From now on, this process does not open NVML when torch is asked for GPUs."""
+    import torch
+
+    cuda: Any = torch.cuda
+    for name in _QUESTIONS:
+        if hasattr(cuda, name):  # otherwise the first question makes this process unfit, which is noticed
+            setattr(cuda, name, _asked_by_a_copy(getattr(cuda, name)))
+
+
+def _asked_by_a_copy(ask: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that answers as `ask` does, and calls it only in copies of this process."""
+    pid = os.getpid()
+    answer_of_copy = functools.cache(functools.partial(_answer_of_copy, ask))
+
+    @functools.wraps(ask)
+    def answer() -> Any:
+        return answer_of_copy() if os.getpid() == pid else ask()
+
+    return answer
+
+
+def _answer_of_copy(ask: Callable[[], Any]) -> Any:
+    """Call `ask` in a copy of this process.
+
+    Raises:
+        OSError: there was no answer. torch then asks the CUDA driver, as it does without NVML.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with contextlib.suppress(OSError, AttributeError):
+                os.write(writer, json.dumps(ask()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        text = stream.read()
+    os.waitpid(pid, 0)
+    if not text:
+        raise OSError("NVML did not answer")
+    return json.loads(text)

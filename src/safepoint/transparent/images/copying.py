@@ -1,0 +1,98 @@
+"""Copies images to another location, with the images that they need.
+
+Promises: each copy appears whole or not at all, with the bytes that its manifest names, so a copy needs no key.
+Nothing at the target is replaced. An image is copied after those that it needs.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from safepoint.checkpoint.format.digest import FileDigester
+from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.errors import ConflictError, ImageError
+from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.transparent.images.location import ImageLocation, Progress
+from safepoint.transparent.images.manifest import ImageManifest, number_of, part_name
+
+_CHUNK_BYTES = 1 << 20
+
+
+def needed_by(source: ImageLocation, names: Iterable[str]) -> list[ImageManifest]:
+    """These images and those that they need, oldest first.
+
+    Raises:
+        ImageError: one of them is damaged.
+    """
+    found: dict[str, ImageManifest] = {}
+    for name in names:
+        for one in source.chain(source.read(name)):
+            faults = source.faults(one)
+            if faults:
+                raise ImageError(f"{source.where(one.name)} is damaged: {faults[0]}; nothing was copied")
+            found[one.name] = one
+    return sorted(found.values(), key=lambda one: one.number)
+
+
+def check_free(images: Iterable[ImageManifest], target: ImageLocation) -> list[ImageManifest]:
+    """Which of the images are not at the target yet.
+
+    Raises:
+        ConflictError: the target has another image of the same name.
+    """
+    present = set(target.names())
+    missing: list[ImageManifest] = []
+    for one in images:
+        if one.name not in present:
+            missing.append(one)
+        elif target.manifest_bytes(one.name) != one.to_bytes():
+            raise ConflictError(
+                f"{target.where()} has another {one.name}; nothing was copied",
+                hint="copy to another location, or move that image away first",
+            )
+        elif faults := target.faults(one):
+            raise ConflictError(
+                f"{target.where(one.name)} is a damaged copy of this image: {faults[0]}; nothing was copied",
+                hint="delete it, then copy again",
+            )
+    return missing
+
+
+def copy(
+    source: ImageLocation, manifest: ImageManifest, target: ImageLocation, *, progress: Progress | None = None
+) -> None:
+    """Copy one image. The caller has copied those that it needs.
+
+    Args:
+        source: where the image is.
+        manifest: the image; see `needed_by`.
+        target: where it will be, under the same name.
+        progress: called with the number of bytes that were copied since the last call.
+
+    Raises:
+        ImageError: the image is damaged.
+        ConflictError: another process writes to the target.
+        StorageError, OSError: the target cannot be written.
+    """
+    with source.leased([manifest.name]):
+        source.fetch(manifest, lambda _: True)
+        with target.writing(number_of(manifest.name)) as image:
+            for number in range(len(manifest.parts)):
+                no_links.make_folder(image.folder / part_name(number), 0o700)
+            for entry in manifest.files:
+                _copy_file(source.path(manifest.name) / entry.path, image.folder / entry.path, entry, progress)
+            image.commit(manifest)
+
+
+def _copy_file(source: Path, target: Path, entry: FileEntry, progress: Progress | None) -> None:
+    digester = FileDigester()
+    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as copied, open_regular(source) as file:
+        while piece := file.read(_CHUNK_BYTES):
+            copied.write(piece)
+            digester.update(memoryview(piece))
+            if progress is not None:
+                progress(len(piece))
+    if FileEntry.of(entry.path, digester.result()) != entry:
+        raise ImageError(f"{source} was altered after it was written: its digest does not match; it was not copied")

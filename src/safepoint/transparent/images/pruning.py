@@ -1,0 +1,106 @@
+"""Deletes the images that no policy keeps, and that no image needs which stays.
+
+These always stay: the newest image, the newest valid one, those that a process reads, damaged ones, and the images
+that any of these needs. An image whose manifest cannot be read, such as one of a newer release, may need any image
+that is older, so those stay, too.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
+from safepoint.errors import ImageError
+from safepoint.foundation import clock
+from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.images.manifest import ImageManifest, image_name, number_of
+from safepoint.transparent.images.materialise import verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What `prune` has done.
+
+    Args:
+        deleted: the images that are gone, newest first.
+        needed: the images that no policy keeps, but an image that stays needs, or may need.
+        unreadable: the images whose manifests cannot be read, newest first: they may need any older image.
+        failed: those that could not be deleted, each with the reason.
+    """
+
+    deleted: tuple[ImageManifest, ...] = ()
+    needed: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+
+def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bool = False) -> Pruned:
+    """Delete images, newest first, so that an image never lacks one that it needs.
+
+    Args:
+        location: where the images are.
+        policies: which to keep; the number of an image takes the place of a checkpoint's step.
+        is_dry_run: only find out what would be deleted.
+
+    Raises:
+        ConflictError: another process writes an image here.
+        StorageError: the location cannot be used.
+    """
+    if is_dry_run:
+        return _plan(location, policies)
+    deleted: list[ImageManifest] = []
+    failed: list[tuple[str, str]] = []
+    with location.locked():
+        plan = _plan(location, policies)
+        for one in plan.deleted:
+            try:
+                location.delete(one.name)
+            except OSError as error:
+                failed.append((one.name, error.strerror or str(error)))
+                break  # the older ones may be needed by this one
+            deleted.append(one)
+    return replace(plan, deleted=tuple(deleted), failed=tuple(failed))
+
+
+def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
+    """What would be deleted, and what stays only because other images need it."""
+    manifests: dict[str, ImageManifest] = {}
+    unreadable: list[str] = []
+    for name in location.names():
+        try:
+            manifests[name] = location.read(name)
+        except ImageError:
+            unreadable.append(name)
+    candidates = [
+        Candidate(
+            step=manifest.number,
+            created_s=_created_s(manifest),
+            is_valid=not location.faults(manifest),
+            is_in_use=location.is_in_use(name),
+        )
+        for name, manifest in manifests.items()
+    ]
+
+    def is_good(number: int) -> bool:
+        with contextlib.suppress(ImageError):
+            verify(location, image_name(number), deep=False)
+            return True
+        return False
+
+    superseded = select_superseded(candidates, policies, now_s=clock.wall_s(), is_good=is_good)
+    chosen = {image_name(number) for number in superseded}
+    needed = {source.name for name in manifests.keys() - chosen for source in manifests[name].sources}
+    newest_unreadable = max((number_of(name) or 0 for name in unreadable), default=0)
+    needed |= {name for name in chosen if (number_of(name) or 0) < newest_unreadable}
+    return Pruned(
+        deleted=tuple(manifest for name, manifest in manifests.items() if name in chosen - needed),
+        needed=tuple(name for name in manifests if name in chosen & needed),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _created_s(manifest: ImageManifest) -> float:
+    try:
+        return clock.parse_utc(manifest.created)
+    except (ValueError, OverflowError):
+        return float("inf")
