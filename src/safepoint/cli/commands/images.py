@@ -78,8 +78,8 @@ def freeze(
     """Freeze a process and all its child processes into an image.
 
     The image holds the memory of the processes, with all passwords in it. In a folder, only root can read it. It is
-    authenticated with your own key, or with the key in --key, so that `safepoint thaw` finds each change. An image can
-    use pages of older images in the same place instead of storing them again. `safepoint images show` names the
+    authenticated with your own key, or with the key in --key, so that `safepoint thaw` finds each change. An image
+    can use pages of older images in the same place instead of storing them again. `safepoint images show` names the
     images that an image needs: keep them. If something fails, the processes run on, and there is no image.
 
     Exit codes: 1 a process cannot be frozen, and all processes run on; 10 there is no such process; 11 another
