@@ -28,7 +28,7 @@ _COMMANDS = (
     ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
     ("freeze", "images:freeze", "Freeze a process and all its child processes into an image."),
     ("thaw", "images:thaw", "Restore the processes of an image; they go on where they were frozen."),
-    ("images", "images:app", "List, show and check the process images in a folder."),
+    ("images", "images:app", "List, show, check, copy and delete process images."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),
     ("plan", "plan:app", "Compute storage, cost and checkpoint interval before a run."),
     ("pack", "pack:pack", "Write the modules of Safepoint that a pod needs into one file."),
