@@ -174,4 +174,4 @@ def test_more_ranks_than_lightning_has_devices_are_refused(tmp_path: Path) -> No
     job = safepoint(output, "--nproc-per-node", "2", program=[str(script), str(output)])
     with no_orphans(job):
         assert job.wait() == 2, job.text
-    assert "Lightning trains on 1 rank(s), but 2 were started" in job.text
+    assert "Lightning trains on 1 rank, but 2 were started" in job.text

@@ -302,14 +302,15 @@ POLICIES = {
         replace(
             _SAFEPOINT,
             name="safepoint-snapshots",
-            description="The same with --snapshot-steps auto.",
+            description="Like `safepoint`, with --snapshot-steps auto.",
             keeps_memory=True,
             snapshots=True,
         ),
         replace(
             _SAFEPOINT,
             name="safepoint-replicas",
-            description="The same with snapshots in the memory of other machines too. Safepoint cannot do that yet.",
+            description="Like `safepoint-snapshots`, with copies of the snapshots in the memory of other machines. "
+            "Safepoint cannot make these copies yet.",
             longest_interval_s=3600.0,
             keeps_memory=True,
             snapshots=True,

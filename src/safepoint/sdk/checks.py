@@ -32,7 +32,7 @@ def check_train(runtime: Any, initializer: Any, trainer: Any, options: Any) -> N
     """Raise InvalidRequestError if an argument of `train` has the wrong type."""
     if isinstance(runtime, _TRAINERS) or is_of_fork(runtime):
         raise InvalidRequestError(
-            f"the first argument of train is the runtime, and it is a {type(runtime).__name__}",
+            f"the first argument of train must be the runtime, but you passed a {type(runtime).__name__}",
             hint="pass the trainer by name: train(trainer=…)",
         )
     _check("runtime", runtime, str | types.Runtime, "the name of a runtime, or what get_runtime returns")

@@ -78,8 +78,7 @@ class ClusterBackend(KubernetesBackend):
             return self._jobs.submit(replace(spec, needs=job_needs(trainer, spec))).name
 
     def list_runtimes(self) -> list[types.Runtime]:
-        """The runtimes that a job may name. The copies that jobs with a grace period have of their runtime are left
-        out."""
+        """The runtimes that a job may name, without the copies that Safepoint makes for jobs with a grace period."""
         kubeflow: Any = super()  # Kubeflow declares no types
         found: list[types.Runtime] = kubeflow.list_runtimes()
         with as_kubeflow_raises():

@@ -120,11 +120,10 @@ class TransformersTrainer(types.CustomTrainer):
         enable_progression_tracking: serve the progress of the training over HTTP.
         metrics_port: the port on the first node at which the progress is served; 1024-65535.
         metrics_poll_interval_seconds: the seconds between two reads of the progress by a cluster's controller; 5-300.
-        enable_jit_checkpoint: whether a job must fail if it cannot run under Safepoint. An `output_dir` sets this
-            field to True. The field matters only if Kubeflow's own client submits the job, the image lacks Safepoint,
-            and `func` is a function. In this case, the job fails if the field is True or `save_every` is set;
-            otherwise it trains without Safepoint. In all other cases, the job saves when it receives a request to
-            stop, even if the field is False.
+        enable_jit_checkpoint: what a job does if Kubeflow's own client submits it, and its image lacks Safepoint.
+            True: the job fails. False: the job trains without Safepoint; but it fails if `save_every` is set, or if
+            `func` is a script or a module. An `output_dir` sets this field to True. A job that runs under Safepoint
+            saves when it receives a request to stop, even if the field is False.
         output_dir: where to write checkpoints: `pvc://<claim>/<path>`, `s3://<bucket>/<prefix>`, or a path. None
             leaves the choice to the script.
         periodic_checkpoint_config: when to save periodically; None leaves this to the script's own arguments.
@@ -139,23 +138,27 @@ class TransformersTrainer(types.CustomTrainer):
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
         staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
         local_limit: with `s3://` on a cluster, the size limit of the local folder for checkpoints, as a number of
-            bytes or a string such as `200Gi`; `none` for no limit. None takes the size that the plan of the model
-            has, if func_args or the initializer name a model that can be read; else there is no limit.
+            bytes or a string such as `200Gi`; `none` for no limit. With None, the limit is computed from the model,
+            as `safepoint plan storage` does, if `func_args` or the initializer names a model that is on this machine;
+            otherwise there is no limit.
         shared_memory: on a cluster, the size limit of /dev/shm in each pod, as a number of bytes or a string such as
             `8Gi`. Files in /dev/shm are a part of the pod's memory; None sets no other limit than this memory.
         ca_bundle: a PEM file with the CA certificates for the object store. For a job on a cluster, Safepoint sends
             the file to the pods; a path that does not exist on this machine is used as a path in the pods.
-        save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint derives the time
-            from the cost of a save.
+        save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint chooses the time
+            from the cost of a save and the number of failures.
         snapshot_steps: the number of optimizer steps between two snapshots in memory, or `auto`.
-        extra_files_limit: with `s3://`, the maximum size of other files in the output folder (plots, metrics, a model
-            that the function saves) that are uploaded when the job ends or is interrupted, as a number of bytes or a
+        extra_files_limit: with `s3://`, other files in the output folder (plots, metrics, a model that the function
+            saves) are uploaded when the job ends or is interrupted, up to this size in total: a number of bytes, or a
             string such as `1Gi`; 0 for none. None means 10Gi.
         on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
         resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
-            the path of a checkpoint.
+            the path of a checkpoint. With `never`, all checkpoints in the output folder are moved aside, and with a
+            path the newer ones. With `s3://`, `never` and a path are refused if the location already holds
+            checkpoints. One exception: the path may name a checkpoint of another program in the store, if Safepoint
+            has saved no newer one there.
         from_scratch: on the first start of a job, begin a new run at step 0, and move the checkpoints in the output
-            folder aside.
+            folder aside. With `s3://`, the start is refused if the location already holds checkpoints.
         allow_batch_change: resume even if the number of samples per step differs from that of the checkpoint.
 
     Raises:
@@ -271,7 +274,8 @@ class TransformersTrainer(types.CustomTrainer):
         if isinstance(self.retention, Mapping):
             unknown = set(self.retention) - {"local", "store"}
             if unknown:
-                raise ValueError(f"retention has {', '.join(map(repr, sorted(unknown)))}; use local and store")
+                keys = ", ".join(map(repr, sorted(unknown)))
+                raise ValueError(f"retention has the unknown key {keys}; its keys are 'local' and 'store'")
             for name, policies in self.retention.items():
                 TEXT.optional.check(f"retention[{name!r}]", policies)
 
@@ -376,7 +380,7 @@ def normalize_output_dir(text: str) -> str:
         ValueError: the scheme is not supported, the bucket or claim is missing, or the location is invalid.
     """
     if text != text.strip():
-        raise ValueError(f"output_dir {text!r} begins or ends with a space; use {_FORMS}, or None")
+        raise ValueError(f"output_dir {text!r} begins or ends with white space; use {_FORMS}, or None")
     match = _SCHEME.fullmatch(text)
     slip = _SLIP.match(text)
     if slip is not None and (match is None or match[2] is None):

@@ -50,7 +50,7 @@ def test_ranks_as_kubeflow_counts_them(
             {"gpu": 2},
             1,
             LAPTOP,
-            ["resources_per_node has gpu=2, but this machine has no GPU; the 2 rank(s) of each node run on the CPU"],
+            ["resources_per_node has gpu=2, but this machine has no GPU; each node has 2 ranks, on the CPU"],
         ),
     ],
 )

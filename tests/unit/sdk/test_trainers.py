@@ -85,7 +85,10 @@ def test_it_is_a_custom_trainer() -> None:
         ({"periodic_checkpoint_config": {"save_strategy": "epoch"}}, "must be a PeriodicCheckpointConfig"),
         ({"grace_period_seconds": 0}, "must be a positive number of seconds"),
         ({"retention": "all"}, "retention: the policy 'all' is unknown"),
-        ({"retention": {"disk": "newest=1"}}, "retention has 'disk'; use local and store"),
+        (
+            {"retention": {"disk": "newest=1"}},
+            "retention has the unknown key 'disk'; its keys are 'local' and 'store'",
+        ),
         ({"retention": {"store": "newest=0"}}, "retention: the policy 'newest=0'"),
         ({"staging_size": "8 GB of it"}, "staging_size: '8 GB of it' is not a size"),
         ({"save_every": "often"}, "'often' is not a time"),

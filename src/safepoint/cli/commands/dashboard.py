@@ -23,7 +23,7 @@ _NEEDED = ("starlette", "uvicorn", "jinja2")
 
 def dashboard(
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The address to listen on. Any but loopback needs TLS.")
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on. Any address but loopback needs TLS.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", help="The port; 0 for any free one.", min=0, max=65535)] = 8765,
     on: Annotated[

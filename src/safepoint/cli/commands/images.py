@@ -72,7 +72,7 @@ def freeze(
             "--pid",
             metavar="PID",
             min=1,
-            help="A process, instead of a job. Those below it belong to it.",
+            help="A process to freeze instead of a job, together with all its child processes.",
             show_default=False,
         ),
     ] = None,
@@ -93,15 +93,15 @@ def freeze(
     connection: Connection = None,
     as_json: _Json = False,
 ) -> None:
-    """Freeze a job, or a process and all processes below it, into an image.
+    """Freeze a job, or a process and all its child processes, into an image.
 
     All processes of a job are stopped at one moment, on all nodes. A frozen job is suspended: `safepoint thaw` lets
     it go on in the middle of a step, and `safepoint resume` continues from its newest checkpoint.
 
-    The image holds the memory of the processes, with all passwords in it. In a folder, only you can read it. It is
-    authenticated with your own key, or with that in --key, so that `safepoint thaw` finds each change. Pages of
-    memory that are the same in the newest image there are not stored again, so keep the images that `safepoint images
-    show` names. If something fails, the processes run on, and there is no image.
+    The image holds the memory of the processes, with all passwords in it. In a folder, only root can read it. It is
+    authenticated with your own key, or with the key in --key, so that `safepoint thaw` finds each change. An image
+    can use pages of older images in the same place instead of storing them again. `safepoint images show` names the
+    images that an image needs: keep them. If something fails, the processes run on, and there is no image.
 
     Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such job or process; 11 another process
     writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root, or the
@@ -160,7 +160,10 @@ def thaw(
         ),
     ],
     trust: Annotated[
-        bool, typer.Option("--trust", help="Also restore an image that was not made with your key, or that in --key.")
+        bool,
+        typer.Option(
+            "--trust", help="Also restore an image that was not made with your key, or with the key in --key."
+        ),
     ] = False,
     key: _Key = None,
     connection: Connection = None,
@@ -171,8 +174,8 @@ def thaw(
     If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
 
     The whole image is checked first. Restoring runs the program in the image as you, so an image that was not made
-    with your key is refused. With --trust it is restored: use that only for people whom you trust. If a process of
-    this machine has the number of one in the image, the processes are restored in a PID namespace of their own.
+    with your key is refused. With --trust it is restored: use --trust only for images of people whom you trust. If a
+    process number in the image is in use on this machine, the processes are restored in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
     or has no room; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, you are not root, or the memory
@@ -210,7 +213,7 @@ def thaw(
     }
     lines = [
         f"{name}: {printable(part.program)} runs as process {tree.pid}"
-        + (" in a PID namespace of its own" if tree.in_namespace else "")
+        + (" in a new PID namespace" if tree.in_namespace else "")
         for tree, part in zip(trees, manifest.parts, strict=True)
     ]
     print_answer(as_json, document, lines if job is None else [f"job {job} goes on", *lines])
@@ -409,8 +412,9 @@ def copy(
                 copy_image(location, one, to, progress=_progress(f"copying {one.name}", one.size_bytes))
             origin, where = location.where(one.name), to.where(one.name)
             documents.append({"name": one.name, "from": origin, "to": where, "copied": is_new})
-            did = "copied to" if is_new else "exists already as"
-            lines.append(f"{origin} {did} {where} ({format_bytes(one.size_bytes)})")
+            lines.append(
+                f"{origin} {'copied to' if is_new else 'exists already as'} {where} ({format_bytes(one.size_bytes)})"
+            )
     print_answer(as_json, documents, lines)
 
 

@@ -180,8 +180,8 @@ def _memory(spec: ClusterSpec) -> list[str]:
         result = "training would wait for each save" if needs.snapshot_bytes else "the pod would be OOM-killed"
         return [f"{what}, and --memory {given} leaves too little for them: {result}"]
     return [
-        f"{what}, on top of what the training needs, and within the memory of the pod; the request was not changed, "
-        "because the training's own part is not known"
+        f"{what}, in addition to what the training needs; the memory of the pod must have room for both. Safepoint "
+        "does not know how much the training needs, so it did not change the requested memory"
     ]
 
 
@@ -195,10 +195,13 @@ def _grace(spec: ClusterSpec, grace_s: int) -> list[str]:
         save = "a save at SIGTERM and its upload take"
     kept = ""
     if spec.grace_s is None:
-        kept = "; it was not changed, because a job that hangs holds its GPUs for so long after a preemption"
+        kept = (
+            ". Safepoint did not set a longer grace period, because a job that hangs would hold its GPUs for so long "
+            "after a preemption"
+        )
     return [
         f"grace period: {grace_s} s, and {save} about {format_duration(needs.save_s)} with a disk and a network of "
-        f"usual speed{kept}: for complete saves, use --grace {needs.least_grace_s}"
+        f"usual speed{kept}. For complete saves, use --grace {needs.least_grace_s}"
     ]
 
 

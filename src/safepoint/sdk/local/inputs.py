@@ -141,15 +141,15 @@ def _store(where: str, given: Any) -> tuple[dict[str, str], dict[str, str]]:
     if given.role_arn:
         raise UnsupportedError(
             f"{where}.role_arn is not supported on this machine; nothing was started",
-            hint="remove it, and set access_key_id and secret_access_key, or AWS_PROFILE or AWS_ROLE_ARN with "
-            "AWS_WEB_IDENTITY_TOKEN_FILE in the environment of this program",
+            hint="remove it. Set access_key_id and secret_access_key in the initializer; or set, in the environment "
+            "of this program, either AWS_PROFILE, or both AWS_ROLE_ARN and AWS_WEB_IDENTITY_TOKEN_FILE",
         )
     keys = {"AWS_ACCESS_KEY_ID": given.access_key_id, "AWS_SECRET_ACCESS_KEY": given.secret_access_key}
     keys = {name: text for name, text in keys.items() if text}
     if len(keys) == 1:
         raise UsageError(
             f"{where} has only one of access_key_id and secret_access_key; nothing was started",
-            hint="set both of them, or neither: then the variables AWS_* of the job are used",
+            hint="set both of them; or set neither, to use the variables AWS_* of the job",
         )
     env = {"AWS_ENDPOINT_URL_S3": without_credentials(given.endpoint)} if given.endpoint else {}
     env |= {"AWS_REGION": given.region} if given.region else {}

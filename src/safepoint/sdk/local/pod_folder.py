@@ -40,7 +40,7 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
             raise UsageError(
                 f"the function uses {POD_FOLDER}, where OpenShift AI mounts a claim, and this machine has no such "
                 f"folder ({error.strerror}); nothing was started",
-                hint=f"make a link once: sudo ln -s {target} {POD_FOLDER}",
+                hint=f"make the link: sudo ln -s {target} {POD_FOLDER}",
             ) from error
         _log.info("made a link %s to %s, because the function uses it", POD_FOLDER, target)
     elif claim_folder is not None and (real := os.path.realpath(POD_FOLDER)) != os.path.realpath(target):

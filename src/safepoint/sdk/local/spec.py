@@ -14,6 +14,7 @@ from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.environment import is_importable
 from safepoint.foundation.field_types import check_fields
 from safepoint.foundation.quantities import parse_count
+from safepoint.foundation.units import plural
 from safepoint.jobs.local.attempt.workspace import provide_workspace
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.slots import Slots, count_slots, remark_on
@@ -71,8 +72,8 @@ def checked_trainer(trainer: Any) -> types.CustomTrainer:
     hint = "use train(trainer=TransformersTrainer(func=…)) or a CustomTrainer"
     if trainer is None:
         raise UnsupportedError(
-            "trainer is None: on a cluster, the runtime's own program would run, and this machine has none; nothing "
-            "was started",
+            "trainer is None: on a cluster, the runtime's program would run; on this machine, a runtime has no "
+            "program; nothing was started",
             hint=hint,
         )
     if isinstance(trainer, types.CustomTrainerContainer):
@@ -329,7 +330,7 @@ def share_for(resources: Mapping[str, Any] | None, *, machine: Slots) -> NodeSha
         name = next(iter(requested))
         remarks.append(
             f"resources_per_node has {name}={gpu}, but this machine has no GPU; "
-            f"the {gpu} rank(s) of each node run on the CPU"
+            f"each node has {plural(gpu, 'rank')}, on the CPU"
         )
         gpu = 0
     elif any(name.startswith(_MIG) for name in requested):

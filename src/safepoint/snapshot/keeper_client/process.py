@@ -96,8 +96,8 @@ class KeeperProcess:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # Everyone can read the command line of the keeper. So it contains the descriptor and the name of the socket,
-    # which everyone can see, but not the key.
+    # Every user can read the command line of the keeper, so the key must not be in it. It contains only the
+    # descriptor and the name of the socket, which are no secrets.
     with listen(plan.key) as server:
         name = os.fsdecode(server.getsockname()[1:])
         plan = dataclasses.replace(plan, key=name, listening=server.fileno())

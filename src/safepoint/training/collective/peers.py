@@ -123,7 +123,7 @@ class Peers:
         """Begin an element-wise maximum of `NUM_VALUES` integers over all ranks.
 
         If the previous reduction is still running, this call first waits for its end, because all reductions share
-        one array. In all other cases the call returns at once. The previous `Reduction` keeps its result.
+        one array. Otherwise the call returns at once. The previous `Reduction` keeps its result.
 
         Raises:
             PeerError: a rank is gone or does not answer.

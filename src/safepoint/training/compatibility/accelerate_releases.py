@@ -92,7 +92,7 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 class _AdapterState:
     """Replaces Accelerate's functions that read and write the state of a model under FSDP.
 
-    The replacement reads and writes whole states of adapters. In all other cases it calls the original function.
+    The replacement reads and writes whole states of adapters. Otherwise it calls the original function.
 
     Args:
         original: Accelerate's function.

@@ -25,7 +25,7 @@ _LOOP = "_inner_training_loop"
 
 
 def split_loop(module: ModuleType) -> None:
-    """Add to an older Trainer the methods into which later releases have split the training loop.
+    """Later releases split the training loop into several methods. Add these methods to an older Trainer.
 
     In the older releases, the loop is one method, `_inner_training_loop`. This function compiles that method again
     from its own source, with the changes below. Everything else stays as it was, also the line numbers in a

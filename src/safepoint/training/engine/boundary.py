@@ -44,8 +44,9 @@ class Boundary:
 
     A loop calls `prepare`, loads the model, and calls `loop_begins`. In each step it calls `agreement.step_begins`,
     `agreement.gradients_complete` before the optimizer, `step_ends` after the optimizer, `save_if_due`, and `ends`.
-    After the last step it calls `save_last_step` and `report_end`. At the very end, also after an error, it calls the
-    function `release`.
+    A framework such as Hugging Face's Trainer decides itself when it saves. Its loop calls `save` or
+    `snapshot_if_due` in place of `save_if_due`. After the last step a loop calls `save_last_step` and `report_end`.
+    At the very end, also after an error, it calls the function `release`.
 
     Args:
         context: the context of this rank.
@@ -164,7 +165,11 @@ class Boundary:
 
     @property
     def is_save_due(self) -> bool:
-        """Whether the vote, or an earlier save that could not start, requires a save at this boundary."""
+        """Whether this boundary needs a save that is not periodic.
+
+        That is so if the vote requires a save, if an earlier save could not start, or if the training has resumed
+        from a snapshot that is only in memory.
+        """
         decision = self.agreement.decision
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
 
@@ -190,7 +195,7 @@ class Boundary:
 
         Args:
             write: writes this rank's files.
-            is_last: whether no further boundary follows.
+            is_last: whether this is the last boundary.
             on_started: called with the trigger (the reason for the save) when a save has started, before the ranks
                 vote again.
 
@@ -269,7 +274,9 @@ class Boundary:
             PeerError: a rank is gone.
         """
         step = self._loop.step
-        self._context.record.set_expendable(False)  # after the last step, the script may save what it likes
+        # After the last step, the script may write files of its own. So from now on, a kill of this rank could lose
+        # something.
+        self._context.record.set_expendable(False)
         self.agreement.vote_now(step)
         self.saves.finish()
         if 0 < step != self._context.outcome.saved_step:
@@ -299,8 +306,8 @@ class Boundary:
         Returns:
             The exception for the caller to raise.
         """
-        # `Agreement.exchange` received the vote that decided to give up, and started a further vote. Receive the
-        # result of that vote too.
+        # `Agreement.exchange` received the vote that decided to abandon the step, and started one more vote. Receive
+        # the result of this second vote too.
         self.agreement.receive()
         self._report_stop()
         if 0 < step != self._context.outcome.saved_step:

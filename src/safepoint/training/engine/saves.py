@@ -61,7 +61,7 @@ class Saves:
         Args:
             trigger: why the state is saved.
             write: writes this rank's files.
-            is_last: whether there is no next boundary to which a save could be postponed.
+            is_last: whether this is the last boundary, so that a save cannot be postponed to the next one.
 
         Returns:
             Whether the save was synchronous.

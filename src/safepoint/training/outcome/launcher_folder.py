@@ -130,7 +130,7 @@ def stop_signal_of(folder: Path | None, number: int) -> int:
     """The signal that originally requested the stop, when a rank has received `number`.
 
     If `number` is the SIGTERM that the launcher sends to its ranks, the result is the signal that the launcher itself
-    has received. In all other cases, the result is `number`.
+    has received. Otherwise the result is `number`.
     """
     if folder is None or number != signal.SIGTERM:
         return number

@@ -168,7 +168,8 @@ class _Loop:
         context = current_context()
         if context.place.is_first:
             context.log.warning(
-                "the loop accumulates gradients over %d batches by itself. If it counts them with `enumerate`, a "
-                "resume within an epoch counts from 0, and accumulates other batches; use `accelerator.accumulate`",
+                "the loop accumulates gradients over %d batches by itself. If it counts the batches with "
+                "`enumerate`, it counts from 0 after a resume within an epoch, and then accumulates different "
+                "batches; use `accelerator.accumulate`",
                 self._run.batches_per_step,
             )

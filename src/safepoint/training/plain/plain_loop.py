@@ -96,7 +96,7 @@ class PlainLoop:
         torch.save(mine, folder / _RANK_FILE.format(rank=self._place.rank))
 
     def write_final(self, folder: Path) -> None:
-        """Write only the models."""
+        """Write only the models, without the optimizers."""
         folder.mkdir(parents=True, exist_ok=True)
         self._parts.write_final(folder)
 

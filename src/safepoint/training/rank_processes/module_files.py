@@ -36,7 +36,7 @@ def module_of_project(besides: Collection[str]) -> str | None:
     """The name of a loaded module that is no part of Python, of an installed package or of Safepoint.
 
     Args:
-        besides: modules that do not count, because every rank loads them before the program begins.
+        besides: modules to leave out, because every rank loads them before the program begins.
     """
     own = os.path.realpath(Path(__file__).parents[2])  # the package of Safepoint
     folders = (*installed_folders(), *standard_folders(), own)

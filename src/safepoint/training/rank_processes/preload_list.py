@@ -1,7 +1,7 @@
 """Which packages a program will import, read from its source without executing it.
 
-Only what is installed (in site-packages) counts: it changes rarely, and a start can notice that. Files of the project
-are searched for further imports, but are never imported.
+The list has only installed packages (in site-packages): they change rarely, and a start can notice a change. Files of
+the project are searched for further imports, but are never imported.
 """
 
 import ast

@@ -118,7 +118,7 @@ class Template:
         self._fitness = Fitness(channel.fileno())
         self._files = ModuleFiles()
         self._base = frozenset(sys.modules)
-        """The modules that every rank loads before the folder of the program counts."""
+        """The modules that every rank loads before it can import from the folder of the program."""
 
     def serve(self, hook: Callable[[], None], started_s: float) -> None:
         """Import what the program imports, then answer the launcher until it closes the connection.

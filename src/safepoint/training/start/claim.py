@@ -20,6 +20,7 @@ from safepoint.foundation.environment import Place, host_name
 from safepoint.foundation.files import delete_tree, write_atomic
 from safepoint.foundation.quantities import parse_bytes
 from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.foundation.units import plural
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.storage.location import Location
 from safepoint.training.context.rank_context import RankContext
@@ -170,7 +171,9 @@ class StoreClaim:
         num_deleted = self.remote.clean(keep=set(keep) - in_store)
         if num_deleted:
             location = self.remote.store.location
-            self._context.log.info("deleted %s unfinished object(s) of ended runs in %s", num_deleted, location)
+            self._context.log.info(
+                "deleted %s of ended runs in %s", plural(num_deleted, "unfinished object"), location
+            )
 
     def _claim(self, run_id: str, attempt: int, attempt_id: str) -> None:
         self.remote.claim(

@@ -79,7 +79,7 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
         if not has_store:
             hint = "all nodes need one shared folder, at the same path; or an object store: --output-dir s3://…"
         raise StorageError(
-            f"rank(s) {', '.join(map(str, refused))} do not see the same output folder {output.root} as other ranks; "
+            f"ranks do not see the same output folder {output.root} as other ranks: {', '.join(map(str, refused))}; "
             "training was not started",
             hint=hint,
         )

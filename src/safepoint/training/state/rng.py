@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from safepoint.errors import CheckpointError, ConflictError, SafepointError, printable
+from safepoint.foundation.units import plural
 
 _PARTS = ("base_dataloader", "batch_sampler", "sampler")
 _GENERATORS = ("generator", "synchronized_generator")
@@ -145,8 +146,8 @@ def other_generators(before: int, now: int) -> ConflictError:
         now: number of generators that the data loader has in this run.
     """
     return ConflictError(
-        "the checkpoint was written in the middle of an epoch whose order comes from "
-        f"{before} generator(s) of the data loader, and this loader has {now}: the rest of the epoch is not known; "
-        "training was not started",
+        "the checkpoint was written in the middle of an epoch. The order of its samples was drawn with "
+        f"{plural(before, 'random generator')} of the data loader, but this run's loader has {now}, so the remaining "
+        "samples of the epoch cannot be determined; training was not started",
         hint="make the loader and its samplers as they were, or start from the beginning with --from-scratch",
     )

@@ -101,7 +101,7 @@ def test_saves_that_are_durable_late_have_rows_and_a_picture(words: str, project
     assert len(document["intervals"]) >= 5
     picture = ElementTree.fromstring((project / "late.svg").read_text())
     (description,) = [child.text or "" for child in picture if child.tag.endswith("desc")]
-    assert ("The least is at" in description) == (document["best_interval_s"] is not None)
+    assert ("The least time is lost at" in description) == (document["best_interval_s"] is not None)
     assert "no interval is shorter than" in safepoint("plan", "interval", *words.split()).stdout
 
 

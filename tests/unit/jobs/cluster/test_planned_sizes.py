@@ -129,10 +129,10 @@ def test_a_claim_has_no_local_folder() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "the request was not changed"),
+        ({}, "did not change the requested memory"),
         ({"resources": {"memory": "40Gi"}}, "--memory 40Gi leaves too little for them"),
-        ({"resources": {"memory": "400Gi"}}, "the request was not changed"),
-        ({"resources": {"memory": "much"}}, "the request was not changed"),
+        ({"resources": {"memory": "400Gi"}}, "did not change the requested memory"),
+        ({"resources": {"memory": "much"}}, "did not change the requested memory"),
         ({"settings": RunSettings(snapshot_memory="8Gi")}, "--snapshot-memory 8Gi allows less"),
     ],
 )
@@ -154,8 +154,8 @@ def test_memory_is_stated_and_never_set(changes: dict[str, Any], words: str) -> 
             "memory: snapshots take about 1.0 GB in the first pod and the template of --preload takes about ",
         ),
         (10**9, "1600M", "in each pod, and --memory 1600M leaves too little for them: training would wait"),
-        (10**9, "1700M", "on top of what the training needs"),
-        (0, None, "memory: the template of --preload takes about 600 MB in each pod, on top of"),
+        (10**9, "1700M", "in addition to what the training needs"),
+        (0, None, "memory: the template of --preload takes about 600 MB in each pod, in addition to"),
         (0, "500M", "leaves too little for them: the pod would be OOM-killed"),
     ],
 )
@@ -174,9 +174,9 @@ def test_a_grace_period_that_is_too_short_is_stated_and_not_changed() -> None:
     assert said(found, "grace period").startswith(
         "grace period: 60 s, and a save at SIGTERM and its upload take about"
     )
-    assert "it was not changed" in said(found, "grace period")
+    assert "did not set a longer grace period" in said(found, "grace period")
     assert said(found, "grace period").endswith("use --grace 204")
-    assert "it was not changed" not in said(made(grace_s=90), "grace period")
+    assert "did not set a longer grace period" not in said(made(grace_s=90), "grace period")
     assert said(made(grace_s=204), "grace period") == ""
 
 

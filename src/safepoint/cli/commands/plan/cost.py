@@ -158,7 +158,8 @@ def cost(
     durable_s = duration("--durable", durable)
     if durable_s < stall_s:
         raise UsageError(
-            f"--durable {durable} is shorter than --stall {stall}, but both count from the beginning of a save",
+            f"--durable {durable} is shorter than --stall {stall}, but both are measured from the beginning of a "
+            "save",
             hint=f"give at least {stall}",
         )
     situation = Situation(
@@ -295,5 +296,5 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
 
 
 def _signed(seconds: float) -> str:
-    """The duration; a negative one, if another policy had lost less, has its sign."""
+    """The duration. If it is negative, because another policy had lost less, it begins with a minus sign."""
     return f"-{time_text(-seconds)}" if seconds < 0 else time_text(seconds)

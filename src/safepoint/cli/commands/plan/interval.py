@@ -59,10 +59,14 @@ def interval(
     restart: Restart = "0s",
     notice_restart: Annotated[
         str | None,
-        time("Replaces --restart for announced interruptions, with the save on SIGTERM.", otherwise="as --restart"),
+        time(
+            "Time from an announced interruption until the ranks train again, with the save on SIGTERM.",
+            otherwise="as --restart",
+        ),
     ] = None,
     ranks_restart: Annotated[
-        str | None, time("Replaces --restart for interruptions of the ranks only.", otherwise="as --restart")
+        str | None,
+        time("Time from an interruption of the ranks only until they train again.", otherwise="as --restart"),
     ] = None,
     snapshot_every: Annotated[
         str | None,
@@ -93,8 +97,8 @@ def interval(
     for name, value in after_stall.items():
         if value is not None and value < stall_s:
             raise UsageError(
-                f"--{name} {texts[name]} is shorter than --stall {stall}, but both count from the beginning of a "
-                "save",
+                f"--{name} {texts[name]} is shorter than --stall {stall}, but both are measured from the beginning "
+                "of a save",
                 hint=f"give at least {stall}, or leave --{name} out",
             )
     durable_s, copied_s = after_stall["durable"], after_stall["copied"]
@@ -190,7 +194,7 @@ def _lines(document: dict[str, Any], rows: list[dict[str, float]], inputs: str) 
     pages = [
         ("best interval", f"{found}; {percent_text(document['productive'])} of the time is productive work (ETTR)"),
         ("Young 1974", f"{time_text(document['young_s'])}: an approximation from --mtbf and --stall alone"),
-        ("Daly 2006", f"{time_text(document['daly_s'])}: a closer one from the same two"),
+        ("Daly 2006", f"{time_text(document['daly_s'])}: a closer approximation from the same two options"),
         ("inputs", inputs),
     ]
     cells = [
@@ -205,7 +209,11 @@ def _lines(document: dict[str, Any], rows: list[dict[str, float]], inputs: str) 
 
 
 def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
-    """The loss over the interval, from a tenth of the middle one, or the shortest possible one, to its tenfold."""
+    """A picture of the loss, by the interval.
+
+    The intervals go from a tenth of the middle interval, or from the shortest possible interval, to ten times the
+    middle interval.
+    """
     low_s, high_s = max(middle_s / 10, times.durable_lag_s), middle_s * 10
     points_s = [low_s * (high_s / low_s) ** (number / _POINTS) for number in range(_POINTS + 1)]
     kinds = [
@@ -222,10 +230,10 @@ def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: In
     most = max(value for curve in series for _, value in curve.points)
     ticks = [low_s * (high_s / low_s) ** (number / 4) for number in range(5)]
     if best_s <= SHORTEST_STEP_S:
-        least = "The least is with a save after each step"
+        least = "The least time is lost with a save after each step"
     else:
         is_finite = math.isfinite(best_s)
-        least = f"The least is at {time_text(best_s)}" if is_finite else "Periodic saves gain nothing here"
+        least = f"The least time is lost at {time_text(best_s)}" if is_finite else "Periodic saves gain nothing here"
     marks: list[Mark] = []
     if SHORTEST_STEP_S < best_s < math.inf:
         lost = 1 - productive_share(best_s, times, interruptions)

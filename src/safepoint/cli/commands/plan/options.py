@@ -32,7 +32,7 @@ _AS_MODEL = "as in the failure model"
 
 
 def time(what: str, *, otherwise: str | None = None) -> Any:
-    """An option that is a time, such as `10m`; `otherwise` says what counts without it."""
+    """An option that is a time, such as `10m`; `otherwise` says what applies without it."""
     return _option("TIME", what, otherwise)
 
 

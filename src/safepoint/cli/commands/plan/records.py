@@ -1,8 +1,8 @@
 """What `plan storage --for` says: TrainingArguments in a file, or a job with its newest checkpoint.
 
 A job of this machine or of a cluster is read as far as its records go: its specification, the arguments of its
-program, its progress, and the manifest of its newest checkpoint. What the checkpoint shows counts more than the
-arguments. If a part cannot be read, the answer has a warning, and is computed without that part.
+program, its progress, and the manifest of its newest checkpoint. What the checkpoint shows takes precedence over
+the arguments. If a part cannot be read, the answer has a warning, and is computed without that part.
 """
 
 import dataclasses

@@ -80,11 +80,12 @@ def simulate(
         str, time("Time that a restart on the same machines takes, before the state is loaded.")
     ] = "1m",
     replace_machine: Annotated[
-        str, typer.Option("--replace", metavar="TIME", help="Replaces --restart if a machine was lost.")
+        str, typer.Option("--replace", metavar="TIME", help="Time that a restart takes if a machine was lost.")
     ] = "5m",
     machine_failures: Annotated[str | None, rate_of_model("How often each machine fails, such as 2/year.")] = None,
     ranks_only: Annotated[
-        float | None, share_of_model("Share of these failures, from 0 to 1, that end training processes only.")
+        float | None,
+        share_of_model("Share of the machines' failures, from 0 to 1, that end training processes only."),
     ] = None,
     rack_failures: Annotated[str | None, rate_of_model("How often each rack fails as a whole.")] = None,
     machines_per_rack: Annotated[int, typer.Option(metavar="N", help="Machines in each rack.")] = 16,
@@ -97,7 +98,8 @@ def simulate(
         str | None, rate_of_model("How often a cloud takes each machine back (spot instances).")
     ] = None,
     reclaim_notice: Annotated[
-        str | None, time_of_model("Time from the announcement of such a reclaim until the machine is gone.")
+        str | None,
+        time_of_model("Time from the cloud's announcement that it takes a machine back until the machine is gone."),
     ] = None,
     svg: Svg = None,
     as_json: Json = False,
@@ -105,9 +107,9 @@ def simulate(
     """Simulate a job on many machines, with interruptions.
 
     A policy is what a program does about interruptions, such as hf-hourly: Hugging Face's Trainer, with a save every
-    hour. For each policy, the answer has the effective training time ratio (ETTR: the share of the time in which the
-    job had its machines that is productive work) and the hours lost, each with its 95 % confidence interval (±). Then
-    it has what a commit of Safepoint costs with each number of ranks.
+    hour. For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its
+    95 % confidence interval (±). The ETTR is a share of the time in which the job had its machines: the share that is
+    productive work. The answer also has the cost of a commit of Safepoint for each number of ranks.
 
     Times have a unit (s, m, h, d), rates a period (4/week), and sizes are those of Kubernetes (4G). What a save costs
     with each program is measured. The same seed gives the same result. docs/planning.md explains policies, models and

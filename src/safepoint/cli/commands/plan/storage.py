@@ -188,8 +188,8 @@ def storage(
         typer.Option(
             "--for",
             metavar="JOB|FILE",
-            help="Read the settings of a job and its newest checkpoint, or of TrainingArguments in a JSON file. "
-            "Options on the command line replace them.",
+            help="Read the settings from a job and its newest checkpoint, or from a JSON file with "
+            "TrainingArguments. Options on the command line replace them.",
         ),
     ] = None,
     compare: Annotated[
@@ -208,9 +208,11 @@ def storage(
     """Compute the disks, memory and time for checkpoints of a model.
 
     The command reads the shape of the model and no weights. It computes the size of a checkpoint with the strategy
-    and the optimizer, the disk space that a node needs, and how long a save, an upload and a resume take. OpenShift
-    AI's documents have a formula for the disk space of a pod: the answer has a row for each of its terms, with the
-    documents' value (DOCUMENTS) and what Safepoint needs (SAFEPOINT).
+    and the optimizer, the disk space that a node needs, and how long a save, an upload and a resume take.
+
+    OpenShift AI's documents compute the disk space of a pod with a formula. The output has one row for each term of
+    this formula. The column DOCUMENTS has the value by the documents, and the column SAFEPOINT has what Safepoint
+    needs.
 
     Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 10 there is no such job; 13 the file of
     --svg cannot be written.
@@ -300,7 +302,10 @@ def storage(
     notes = notes_of(plan, is_keep_assumed=save_total_limit is None and given.keep is None)
     warnings = [*given.notes, *warnings_of(plan), *_slow(speeds)]
     if layouts is not None and given.measured_bytes is not None:
-        notes.append(f"the size of the checkpoint that {given.source} has is not used: it has another layout")
+        notes.append(
+            f"the size of the checkpoint that {given.source} has is not used, because this checkpoint has another "
+            "layout"
+        )
     document = document_of(plan, source=given.source, warnings=warnings, notes=notes)
     lines = lines_of(plan, source=given.source, warnings=warnings, notes=notes)
     drawn = [("", plan)]
@@ -375,7 +380,7 @@ def _seconds(option: str, text: str | None) -> float | None:
 
 
 def _unused_speeds(speeds: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Those that change nothing in the comparison of two layouts."""
+    """The speeds that change nothing in the comparison of two layouts."""
     return {option: speeds[option] for option in ("--upload-speed", "--disk-speed")}
 
 

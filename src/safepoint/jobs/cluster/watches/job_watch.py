@@ -126,7 +126,8 @@ class JobWatch:
         if not self._has_warned and clock.monotonic_s() - since_s >= _OLD_S:
             self._has_warned = True
             _log.warning(
-                "the jobs of %s were not updated since %s, and may have changed: %s; it is asked again each second",
+                "the jobs of %s were not updated since %s, and may have changed: %s; the cluster is asked again each "
+                "second",
                 self._api.connection.name,
                 since,
                 error.message,

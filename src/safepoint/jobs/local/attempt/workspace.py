@@ -56,7 +56,7 @@ def provide_workspace(targets: Iterable[str]) -> None:
             raise UsageError(
                 f"the initializer needs the path {path}, which this user cannot create ({error.strerror}); nothing "
                 "was started",
-                hint=f"make a link once: sudo ln -s {content} {path}",
+                hint=f"make the link: sudo ln -s {content} {path}",
             ) from error
 
 

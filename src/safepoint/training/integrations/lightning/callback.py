@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import UsageError
+from safepoint.foundation.units import plural
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.lightning.lightning_data import LightningData
@@ -315,7 +316,7 @@ def _check(trainer: Any, context: RankContext) -> None:
         )
     if trainer.world_size != context.place.world_size:
         raise UsageError(
-            f"Lightning trains on {trainer.world_size} rank(s), but {context.place.world_size} were started; "
+            f"Lightning trains on {plural(trainer.world_size, 'rank')}, but {context.place.world_size} were started; "
             "training was not started",
             hint="give the Trainer devices, num_nodes and strategy='ddp' for as many ranks as `safepoint run` starts",
         )

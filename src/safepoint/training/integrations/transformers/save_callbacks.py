@@ -21,7 +21,8 @@ _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: False,
     "SwanLabCallback": lambda one: False,
 }
-"""The class of each callback of transformers that overrides `on_save` → whether an instance reads checkpoints."""
+"""For each callback class of transformers that overrides `on_save`: a function that returns whether an instance reads
+checkpoints."""
 _TRACKERS_MODULE = "transformers.integrations.integration_utils"
 
 
@@ -47,7 +48,9 @@ class SaveCallbacks:
         """Agree with all ranks whether a callback of any rank reads checkpoints."""
         reader = first_reader(self._trainer.callback_handler.callbacks)
         if reader is not None:
-            self._context.log.info("%s reads every checkpoint: training waits until each one is written", reader)
+            self._context.log.info(
+                "%s may read every checkpoint, so training waits until each one is written", reader
+            )
         self._must_wait = any(self._peers.gather(reader is not None))
 
     def on_save(self, original: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:

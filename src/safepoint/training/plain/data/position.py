@@ -14,6 +14,7 @@ import torch
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError
 from safepoint.foundation.field_types import NAMED, TEXT, Kind, check_fields, whole
+from safepoint.foundation.units import plural
 from safepoint.training.state.plain_values import TENSORS
 
 ACCELERATED = "Accelerate's "
@@ -143,7 +144,7 @@ def rescale_position(
         )
     reason, hint = _obstacle(position, manifest, data, world_size, before, now)
     if reason and not allow_change:
-        ranks = f"on {manifest.world_size} rank(s), this run has {world_size}: "
+        ranks = f"on {plural(manifest.world_size, 'rank')}, this run has {world_size}: "
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written "
             f"{ranks if manifest.world_size != world_size else 'with other batches: '}{reason}; "

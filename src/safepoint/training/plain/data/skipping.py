@@ -81,8 +81,8 @@ def _sampler_name(loader: Any) -> str:
 class _Skipping:
     """Wraps a sampler, and leaves out its first entries in one pass only.
 
-    The entries are left out at the latest when the loader requests an entry. A loader with workers requests an entry
-    as soon as its iterator is made.
+    The entries are left out when the loader requests its first entry, or earlier. A loader with workers requests its
+    first entry as soon as its iterator is made.
 
     Args:
         sampler: a sampler of single samples, or of batches.

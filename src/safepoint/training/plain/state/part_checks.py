@@ -91,7 +91,8 @@ def optimizer_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> st
         return f"it has groups of {before} parameters in the checkpoint and of {after} in the script"
     for group, other in zip(saved["param_groups"], now["param_groups"], strict=True):
         gone, new = sorted(group.keys() - other.keys()), sorted(other.keys() - group.keys())
-        if gone and new:  # if there are only new settings, a newer torch has added them
+        # If settings are only missing, or only added, another release of torch has written the checkpoint.
+        if gone and new:
             return f"it has {gone[0]!r} in the checkpoint and {new[0]!r} in the script"
     return ""
 

@@ -76,7 +76,7 @@ class Parts(ABC):
 
     @abstractmethod
     def write_final(self, folder: Path) -> None:
-        """Write only the models; the folder exists."""
+        """Write only the models, without the optimizers; the folder exists."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:
@@ -170,20 +170,22 @@ class NamedParts(Parts):
 
     def write(self, folder: Path) -> None:
         """Write sharded parts through DCP; the first rank writes all other parts."""
-        self._write(folder, self._whole)
+        if self._sharded is not None:
+            self._sharded.save(folder / _SHARDS)
+        self._write_whole(folder, self._whole)
 
     def write_final(self, folder: Path) -> None:
-        """Write only the modules: sharded ones as in a checkpoint, adapters in PEFT's layout."""
+        """Write only the modules: a sharded one through DCP, adapters that are not sharded in PEFT's layout."""
+        if self._sharded is not None:
+            self._sharded.save_model(folder / _SHARDS)
         modules = {name: part for name, part in self._whole.items() if name in self._modules}
         adapters = {name: part for name, part in modules.items() if isinstance(part, AdapterState)}
-        self._write(folder, {name: part for name, part in modules.items() if name not in adapters})
+        self._write_whole(folder, {name: part for name, part in modules.items() if name not in adapters})
         if self._place.is_first:
             for name, part in adapters.items():
                 part.module.save_pretrained(str(folder if len(self._modules) == 1 else folder / name))
 
-    def _write(self, folder: Path, parts: Mapping[str, Any]) -> None:
-        if self._sharded is not None:
-            self._sharded.save(folder / _SHARDS)
+    def _write_whole(self, folder: Path, parts: Mapping[str, Any]) -> None:
         if self._place.is_first:
             for name, part in parts.items():
                 state = part.state_dict()
@@ -206,8 +208,8 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # A module copies the loaded tensors into its own. An optimizer or another part may keep them, so they are
-            # not mapped from the file.
+            # A module copies the loaded tensors into its own tensors, so they can be mapped from the file. An
+            # optimizer or another part may keep the loaded tensors, so its file is read into memory.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)

@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
@@ -52,9 +53,20 @@ class ShardedParts:
         return {"model": without(model, self.left_out), "optimizer": optimizer}
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards; all ranks call this method, each with a separate folder."""
+        """Write this rank's shards of the module and of the optimizers' state.
+
+        All ranks call this method, each with a separate folder.
+        """
+        self._save(self._state(), folder)
+
+    def save_model(self, folder: Path) -> None:
+        """Like `save`, without the optimizers' state."""
+        model = get_model_state_dict(self._module)
+        self._save({"model": without(model, self.left_out)}, folder)
+
+    def _save(self, state: dict[str, Any], folder: Path) -> None:
         # DCP makes the folder between its collective calls, so all ranks receive the error if a rank cannot make it.
-        _dcp.save(self._state(), checkpoint_id=str(folder))
+        _dcp.save(state, checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
         """Load the shards of a checkpoint that any number of ranks wrote; all ranks call this method.

@@ -247,7 +247,7 @@ def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> 
     data = TrackedData(_made(before), _ignore)
     next(_walk(data, 1))
     resumed = TrackedData(_made(now), _ignore)
-    with pytest.raises(ConflictError, match=f"comes from {before} generator.* has {now}: .*--from-scratch"):
+    with pytest.raises(ConflictError, match=f"drawn with {before} random generator.* has {now}, .*--from-scratch"):
         resumed.resume(data.position(), capture_rng())
 
 

@@ -1,12 +1,9 @@
 """What a session refuses at its start, because its first save would hang or lose something."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -14,14 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import Place
 from safepoint.training.plain.state.parts import NamedParts
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def engine_of(model: torch.nn.Module) -> torch.nn.Module:

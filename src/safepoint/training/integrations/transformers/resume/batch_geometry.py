@@ -115,7 +115,8 @@ class BatchGeometry:
         Args:
             samples_seen: this field of the checkpoint's manifest.
             epoch: this field of the checkpoint's manifest.
-            before: the checkpoint's geometry, with which an epoch may use another number of samples.
+            before: the checkpoint's geometry; with it, an epoch may use a different number of samples than with this
+                one.
         """
         assert self.num_samples is not None
         epochs = math.floor(epoch)
@@ -124,7 +125,7 @@ class BatchGeometry:
         return epochs, rest // self.global_batch * self.accumulation
 
     def position_in_stream(self, epoch: float, *, max_steps: int, step: int, global_batch: int) -> tuple[int, int]:
-        """The position of a checkpoint in a data set without a length, which may have been read several times.
+        """The position of a checkpoint in a data set without a length. The data set may have been read several times.
 
         Return the number of whole passes, and of micro-batches per rank to skip in the running pass.
 
@@ -134,7 +135,7 @@ class BatchGeometry:
             epoch: the epoch in a checkpoint: the number of passes that have ended, plus the steps of the present pass
                 divided by `max_steps`.
             max_steps: the value in the run that wrote the checkpoint.
-            step: the step of the checkpoint. No pass had more steps.
+            step: the step of the checkpoint: an upper limit for the steps of one pass.
             global_batch: the value in the run that wrote the checkpoint.
         """
         passes = max(0, math.ceil(epoch) - 1)
@@ -266,5 +267,7 @@ def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: in
             )
     num_prompts = None if saved.num_samples is None else len(trainer.train_dataset)
     if num_prompts is not None and num_prompts * trainer.num_generations % saved.global_batch:
-        return f"{num_prompts} prompts do not fill a whole number of steps; a resume would leave out other prompts"
+        return (
+            f"{num_prompts} prompts do not fill a whole number of steps: an epoch would leave out different prompts"
+        )
     return None

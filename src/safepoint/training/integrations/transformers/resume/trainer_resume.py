@@ -225,7 +225,7 @@ class TrainerResume:
     def _drop_other_best(self, folder: Path) -> None:
         """Drop a best checkpoint that is outside this run's folders, or of a later step.
 
-        If it were kept, the training would end with the weights of another run, or take a checkpoint for the best one
+        If it were kept, the training would end with the weights of another run, or treat as the best checkpoint one
         that it has yet to write. With a step that no folder can be named after, each save would fail.
 
         Args:

@@ -5,6 +5,7 @@ from typing import Any
 
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import UsageError
+from safepoint.foundation.units import plural
 from safepoint.training.compatibility.peft_releases import loses_adapters_under_fsdp1
 from safepoint.training.integrations.transformers.sharding.repartition import check_repartition
 from safepoint.training.state.strategy import (
@@ -44,7 +45,7 @@ def check_supported(trainer: Any, *, world_size: int) -> None:
     """
     if trainer.args.world_size != world_size:
         raise UsageError(
-            f"the Trainer counts {trainer.args.world_size} rank(s), but WORLD_SIZE is {world_size}",
+            f"the Trainer has found {plural(trainer.args.world_size, 'rank')}, but WORLD_SIZE is {world_size}",
             hint="start the ranks with `safepoint run` or torchrun",
         )
     _check_adapters(trainer)

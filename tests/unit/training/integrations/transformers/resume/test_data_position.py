@@ -94,7 +94,7 @@ def seeded() -> Any:
 def test_other_generators_within_an_epoch_are_refused(before: int, now: int) -> None:
     """The order of the rest would be another, without a message."""
     states = [torch.Generator().get_state()] * before
-    with pytest.raises(ConflictError, match=f"comes from {before} generator.* has {now}: .*--from-scratch"):
+    with pytest.raises(ConflictError, match=f"drawn with {before} random generator.* has {now}, .*--from-scratch"):
         without_first(DataPosition(CONTEXT, None, states), shuffled(now), 1)
 
 
