@@ -29,7 +29,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/cli/cluster_options.py",
         "safepoint/cli/commands/dashboard.py",
         "safepoint/cli/commands/doctor.py",
-        "safepoint/cli/commands/images.py",
+        "safepoint/cli/commands/images",
         "safepoint/cli/commands/jobs.py",
         "safepoint/cli/commands/pack.py",
         "safepoint/cli/commands/plan",

@@ -1,0 +1,118 @@
+"""What the commands about process images share: their options, and how they open images and describe them."""
+
+import contextlib
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from safepoint.errors import UsageError
+from safepoint.foundation.events.console import ProgressLine
+from safepoint.transparent.packages import require_packages
+
+if TYPE_CHECKING:
+    from safepoint.transparent.images.location import ImageLocation
+    from safepoint.transparent.images.manifest import ImageManifest
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+ImageArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGE",
+        help="An image, such as images/image-3 or s3://bucket/images/image-3; or the location of the images, for the "
+        "newest one.",
+    ),
+]
+Place = Annotated[
+    str, typer.Argument(metavar="LOCATION", help="The images: a folder, or a prefix in an object store.")
+]
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="The file with the key of the images, 32 bytes.",
+        show_default="your own key, ~/.config/safepoint/images.key",
+    ),
+]
+
+
+@contextlib.contextmanager
+def opened(
+    place: str,
+    key: Path | None = None,
+    *,
+    is_written: bool = False,
+    is_encrypting: bool = False,
+    only_authentic: bool = False,
+) -> "Generator[tuple[ImageLocation, str | None]]":
+    """The location of images, and the name of the image if `place` names a single one."""
+    require_packages()
+    # Not at the top: without numpy, this module must still be importable.
+    from safepoint.transparent.images.opening import key_of, open_images, parse_images
+
+    location, name = parse_images(place)
+    used = key_of(key, is_made=is_written)
+    with open_images(location, used, is_encrypting=is_encrypting, only_authentic=only_authentic) as images:
+        yield images, name
+
+
+def location_only(place: str) -> str:
+    """`place`, which must be a location of images.
+
+    Raises:
+        UsageError: it names a single image.
+    """
+    require_packages()
+    from safepoint.transparent.images.opening import parse_images
+
+    if parse_images(place)[1] is not None:
+        raise UsageError(
+            f"{place} is a single image, and this command needs the location of images",
+            hint="give the folder or prefix that contains this image",
+        )
+    return place
+
+
+def key_facts(manifest: "ImageManifest", location: "ImageLocation") -> tuple[str | None, str]:
+    """The identifier of the key of an image, and words for it."""
+    facts = manifest.protection
+    if facts is None:
+        return None, "none"
+    is_known = location.key is not None and location.key.id == facts.key_id
+    return facts.key_id, ("yours" if is_known else "another") + (", encrypted" if facts.is_encrypted else "")
+
+
+def page_progress(title: str, all_bytes: int | None) -> Callable[[int], None] | None:
+    """Show how much is done, if the whole is known."""
+    if all_bytes is None:
+        return None
+    line, done = ProgressLine(title), 0
+
+    def update(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        line.update(done, all_bytes)
+
+    return update
+
+
+def document_of(manifest: "ImageManifest", location: "ImageLocation") -> dict[str, Any]:
+    """What `--json` prints about an image."""
+    from safepoint.transparent.images.materialise import raw_bytes
+
+    return {
+        "name": manifest.name,
+        "path": location.where(manifest.name),
+        "created": manifest.created,
+        "program": manifest.parts[0].program,
+        "num_processes": sum(part.num_processes for part in manifest.parts),
+        "size_bytes": manifest.size_bytes,
+        "memory_bytes": raw_bytes(manifest),
+        "num_pages": manifest.num_pages,
+        "num_stored": manifest.num_stored,
+        "needs": [source.name for source in manifest.sources],
+        "key": key_facts(manifest, location)[0],
+        "is_encrypted": manifest.is_encrypted,
+    }

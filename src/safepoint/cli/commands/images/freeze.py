@@ -1,0 +1,181 @@
+"""`safepoint freeze` and `safepoint thaw`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from safepoint.cli.commands.jobs import complete_job
+from safepoint.cli.output import print_answer
+from safepoint.cli.place import Connection
+from safepoint.errors import UsageError, printable
+from safepoint.foundation.units import format_bytes, format_duration, plural
+from safepoint.jobs.model.records import this_user
+from safepoint.transparent.packages import require_packages
+
+if TYPE_CHECKING:
+    pass
+from safepoint.cli.commands.images.common import Json, KeyOption, document_of, location_only, opened, page_progress
+
+
+def freeze(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="Name of a job on this machine. The first letters of its name are enough.",
+            autocompletion=complete_job,
+            show_default=False,
+        ),
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(
+            "--pid",
+            metavar="PID",
+            min=1,
+            help="A process to freeze instead of a job, together with all its child processes.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="LOCATION",
+            help="Where the image is made: a folder, or a prefix in an object store.",
+            show_default="for a job, a folder that is deleted with it",
+        ),
+    ] = None,
+    leave_running: Annotated[
+        bool, typer.Option("--leave-running", help="Let the processes run on. Otherwise they are ended.")
+    ] = False,
+    encrypt: Annotated[bool, typer.Option("--encrypt", help="Encrypt the image with the key.")] = False,
+    key: KeyOption = None,
+    connection: Connection = None,
+    as_json: Json = False,
+) -> None:
+    """Freeze a job, or a process and all its child processes, into an image.
+
+    All processes of a job are stopped at one moment, on all nodes. A frozen job is suspended: `safepoint thaw` lets
+    it go on in the middle of a step, and `safepoint resume` continues from its newest checkpoint.
+
+    The image holds the memory of the processes, with all passwords in it. In a folder, only root can read it. It is
+    authenticated with your own key, or with the key in --key, so that `safepoint thaw` finds each change. An image
+    can use pages of older images in the same place instead of storing them again. `safepoint images show` names the
+    images that an image needs: keep them. If something fails, the processes run on, and there is no image.
+
+    Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such job or process; 11 another process
+    writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root, or the
+    driver of a GPU that a process uses has no checkpoint API.
+    """
+    if (job is None) == (pid is None) or (pid is not None and to is None):
+        raise UsageError("name a job, or a process with --pid PID and --to LOCATION; nothing was frozen")
+    from safepoint.transparent.criu.program import find_criu
+
+    criu = find_criu()
+    require_packages()
+    # Not at the top, here and below: without numpy, this module must still be importable.
+    from safepoint.jobs.local.job_images import freeze_job, images_folder, temporary_folders_of
+    from safepoint.transparent.freeze import freeze_trees
+    from safepoint.transparent.images.materialise import raw_bytes
+
+    place = location_only(to) if to is not None else str(images_folder(job or ""))
+    with opened(place, key, is_written=True, is_encrypting=encrypt) as (location, _):
+        progress = page_progress("storing pages", None)
+        if pid is None:
+            found = freeze_job(
+                criu, job or "", location, is_running_after=leave_running, actor=this_user(), progress=progress
+            )
+        else:
+            carried = temporary_folders_of([pid])
+            found = freeze_trees(
+                criu, [pid], location, is_running_after=leave_running, carried=carried, progress=progress
+            )
+    manifest = found.manifest
+    num_processes = sum(part.num_processes for part in manifest.parts)
+    document = {
+        **document_of(manifest, location),
+        "frozen_s": round(found.frozen_s, 3),
+        "is_running": leave_running,
+        "staged_in": "memory" if found.is_in_memory else "disk",
+    }
+    after = "they run on" if leave_running else "they were ended"
+    lines = [
+        f"{location.where(manifest.name)}: {plural(num_processes, 'process')}, "
+        f"{format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory; {after}",
+        f"frozen for {format_duration(found.frozen_s)}; raw pages were written to {document['staged_in']} first",
+    ]
+    if manifest.sources:
+        lines.append(f"needs {', '.join(source.name for source in manifest.sources)}")
+    print_answer(as_json, document, lines)
+
+
+def thaw(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A job on this machine; or an image, such as images/image-3 or s3://bucket/images/image-3; or the "
+            "location of the images, for the newest one.",
+            autocompletion=complete_job,
+        ),
+    ],
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Also restore an image that was not made with your key, or with the key in --key."
+        ),
+    ] = False,
+    key: KeyOption = None,
+    connection: Connection = None,
+    as_json: Json = False,
+) -> None:
+    """Restore the processes of a job or of an image; they go on where they were frozen.
+
+    If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
+
+    The whole image is checked first. Restoring runs the program in the image as you, so an image that was not made
+    with your key is refused. With --trust it is restored: use --trust only for images of people whom you trust. If a
+    process number in the image is in use on this machine, the processes are restored in a new PID namespace.
+
+    Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
+    or has no room; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, you are not root, or the memory
+    of GPUs cannot be restored here.
+    """
+    from safepoint.transparent.criu.program import find_criu
+
+    criu = find_criu()
+    require_packages()
+    from safepoint.jobs.local.job_images import image_of, thaw_job
+    from safepoint.transparent.images.manifest import number_of
+    from safepoint.transparent.thaw import thaw_image
+
+    job = None
+    if "://" not in target and number_of(Path(target).name) is None and not Path(target).is_dir():
+        job, target = image_of(target)
+    with opened(target, key, only_authentic=not trust) as (location, found):
+        name = found or location.newest()
+        manifest = location.read(name)
+        progress = page_progress("restoring pages", manifest.num_pages * 4096)
+        if job is None:
+            trees = thaw_image(criu, location, name, progress=progress)
+        else:
+            trees = thaw_job(criu, job, location, name, actor=this_user(), progress=progress)
+    document = {
+        "image": location.where(name),
+        "job": job,
+        "pid": trees[0].pid,
+        "has_own_namespace": trees[0].in_namespace,
+        "program": manifest.parts[0].program,
+        "trees": [
+            {"pid": tree.pid, "has_own_namespace": tree.in_namespace, "program": part.program}
+            for tree, part in zip(trees, manifest.parts, strict=True)
+        ],
+    }
+    lines = [
+        f"{name}: {printable(part.program)} runs as process {tree.pid}"
+        + (" in a new PID namespace" if tree.in_namespace else "")
+        for tree, part in zip(trees, manifest.parts, strict=True)
+    ]
+    print_answer(as_json, document, lines if job is None else [f"job {job} goes on", *lines])
