@@ -86,7 +86,9 @@ def test_a_state_of_another_step(content: str, tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(content)
     with pytest.raises(CheckpointError, match="training was not started"):
         check_trainer_state(tmp_path / "trainer_state.json", step=4)
-    (tmp_path / "trainer_state.json").write_text('{"global_step": 4, "log_history": [{"loss": NaN}]}')
+    (tmp_path / "trainer_state.json").write_text(
+        '{"global_step": 4, "train_batch_size": 8, "log_history": [{"loss": NaN}]}'
+    )
     check_trainer_state(tmp_path / "trainer_state.json", step=4)
 
 

@@ -2,6 +2,7 @@
 read the memory of processes, or let it restore another program.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -48,7 +49,7 @@ def freeze(program: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tree_dump, "dump", dump)
     monkeypatch.setattr(locations, "is_seeing_all", lambda: True)
     return lambda folder: (
-        freezing.freeze_tree(_CRIU, program.pid, ImageLocation(folder), is_running_after=True).manifest
+        freezing.freeze_trees(_CRIU, [program.pid], ImageLocation(folder), is_running_after=True).manifest
     )
 
 
@@ -57,11 +58,12 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders from which CRIU was to restore."""
     found: list[Path] = []
 
-    def restore(criu: Criu, folder: Path, **_: object) -> Restored:
-        found.append(folder)
-        return Restored(pid=1, in_namespace=False)
+    @contextlib.contextmanager
+    def restore(criu: Criu, stage: Path, *_: object) -> Iterator[list[Restored]]:
+        found.append(stage)
+        yield []
 
-    monkeypatch.setattr(tree_dump, "restore", restore)
+    monkeypatch.setattr(thawing, "_restored", restore)
     monkeypatch.setattr(locations, "is_seeing_all", lambda: True)
     monkeypatch.setattr(thawing.platform, "machine", lambda: "x86_64")
     return found
@@ -91,7 +93,7 @@ def test_a_folder_for_an_image(place: str, change: str, tmp_path: Path, freeze: 
     (tmp_path / "above" / "images" / ".safepoint" / "images").mkdir(parents=True)
     apply, mode = CHANGES[change]
     apply(tmp_path / "above" / place, mode)
-    log = tmp_path / "above" / "images" / ".safepoint" / "images" / freezing.LOG_NAME
+    log = tmp_path / "above" / "images" / ".safepoint" / "images" / freezing.LOG_NAME.format(0)
     if place in {".", "images/.safepoint"} and change == "sticky":  # as /tmp: only root can rename a folder in it
         freeze(tmp_path / "above" / "images")
         return

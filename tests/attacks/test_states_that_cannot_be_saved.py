@@ -28,7 +28,13 @@ from tests.support.jobs import TINY, no_orphans, safepoint
 
 _HUGE = 10**400
 """A whole number that is larger than any float."""
-_STATE = {"epoch": 0.5, "global_step": 4, "max_steps": 8, "log_history": [{"loss": 1.0, "step": 2}]}
+_STATE = {
+    "epoch": 0.5,
+    "global_step": 4,
+    "max_steps": 8,
+    "train_batch_size": 8,
+    "log_history": [{"loss": 1.0, "step": 2}],
+}
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------
@@ -93,7 +99,7 @@ def test_a_log_that_grows(kind: str, tmp_path: Path) -> None:
     }[kind]
     newest = '{"step": 4, "loss": 0.5}'
     log = ",".join([*entries, newest])
-    path.write_text(f'{{"global_step": 4, "max_steps": 9, "log_history": [{log}]}}')
+    path.write_text(f'{{"global_step": 4, "max_steps": 9, "train_batch_size": 8, "log_history": [{log}]}}')
     check_trainer_state(path, step=4)
     state = TrainerState.load_from_json(str(path))
     state.log_history = trusted_history(state.log_history, step=4)
@@ -117,7 +123,7 @@ def test_another_field_that_grows(field: str, tmp_path: Path) -> None:
     path = tmp_path / "trainer_state.json"
     deep = "[" * 100 + ",".join("0" * 100_000) + "]" * 100
     value = '{"A": {"attributes": {"a": DEEP}}}'.replace("DEEP", deep)
-    path.write_text(f'{{"global_step": 4, "max_steps": 9, "{field}": {value}}}')
+    path.write_text(f'{{"global_step": 4, "max_steps": 9, "train_batch_size": 8, "{field}": {value}}}')
     with pytest.raises(CheckpointError, match="larger than"):
         check_trainer_state(path, step=4)
 

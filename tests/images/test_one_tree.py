@@ -212,7 +212,7 @@ def test_a_full_folder_lets_the_processes_run_on(trainings: Trainings, tmp_path:
     """The image does not fit; the training was stopped for it, and goes on."""
     small = tmp_path / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", small], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m,mode=700", "tmpfs", small], check=True)
     try:
         pid = trainings.start("out", "2000", "0.02")
         trainings.has_reached("out", 2)
