@@ -64,6 +64,13 @@ class Visitor:
             time.sleep(1)
         return found
 
+    def wait_for_text(self, path: str, text: str, seconds: float = 180) -> None:
+        """Wait until a page has this text."""
+        deadline_s = time.monotonic() + seconds * PATIENCE
+        while text not in (found := self.get(path)):
+            assert time.monotonic() < deadline_s, found
+            time.sleep(1)
+
     def _send(self, method: str, path: str, body: str = "") -> tuple[http.client.HTTPResponse, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60 * PATIENCE)
         headers = {"Cookie": self._cookie} if hasattr(self, "_cookie") else {}
@@ -134,7 +141,7 @@ def test_the_pages_of_a_job(team: Workspace, visitor: Visitor) -> None:
     receipt = done["result"]["receipt"]
     assert receipt["checkpoint"] == f"pvc://{CLAIM}/tiny/checkpoint-{receipt['step']}"
     assert (team.folder / "tiny" / f"checkpoint-{receipt['step']}" / "safepoint-manifest.json").exists()
-    assert "has no pods now" in visitor.get(f"{page}/logs")
+    visitor.wait_for_text(f"{page}/logs", "has no pods now")  # pods that end are there for some seconds
     assert f"step {receipt['step']:,} is saved" in visitor.get(page)
     [room] = visitor.document("/storage")
     assert room["location"] == f"pvc://{CLAIM}/tiny"
