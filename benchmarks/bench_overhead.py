@@ -45,6 +45,11 @@ def command(name: str) -> list[str]:
     return [sys.executable, "-m", "safepoint.cli.main", "run", "--nproc-per-node", "1", *every]
 
 
+def products(options: argparse.Namespace) -> list[str]:
+    """What takes turns."""
+    return [PLAIN, SAFEPOINT] if options.without_snapshots else [PLAIN, SAFEPOINT, SNAPSHOTS]
+
+
 class Programs:
     """The programs, of which one at a time trains.
 
@@ -103,7 +108,7 @@ def programs(tokens: int, options: argparse.Namespace) -> Generator[Programs]:
         listener.listen()
         jobs: dict[str, Job] = {}
         try:
-            for number, product in enumerate((PLAIN, SAFEPOINT, SNAPSHOTS)):
+            for number, product in enumerate(products(options)):
                 output = folder / str(number)
                 output.mkdir()
                 program = [str(PROGRAM), "--out", str(output), "--mb", str(options.mb), "--tokens", str(tokens)]
@@ -135,7 +140,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 
 def measure(tokens: int, options: argparse.Namespace) -> None:
     """Measure steps of one length, and print what was found."""
-    times: dict[str, list[float]] = {name: [] for name in (PLAIN, SAFEPOINT, SNAPSHOTS)}
+    times: dict[str, list[float]] = {name: [] for name in products(options)}
     with programs(tokens, options) as running:
         for number in range(options.warm + options.pairs):
             for name in random.sample(list(times), len(times)):
@@ -146,7 +151,8 @@ def measure(tokens: int, options: argparse.Namespace) -> None:
     print_machine(f"steps of {step_ms:.0f} ms, {options.pairs} pairs of turns of {options.block} steps")
     for name, values in times.items():
         print(row(name, values, unit="ms a step", scale=1000))
-    for name, goal in GOALS.items():
+    for name in products(options)[1:]:
+        goal = GOALS[name]
         ratios = [mine / plain for mine, plain in zip(times[name], times[PLAIN], strict=True)]
         least, most = interval(ratios)
         print(f"   {name}: ratio {statistics.median(ratios):.4f}, 95 % interval {least:.4f} to {most:.4f}")
@@ -161,6 +167,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=12, help="of model and optimizer")
     parser.add_argument("--block", type=int, default=20, help="steps in a turn")
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--without-snapshots", action="store_true", help="only plain python and `safepoint run`")
     parser.add_argument("--warm", type=int, default=3, help="turns of each program that do not count")
     parser.add_argument("--folder", type=Path, help="save below this folder; a disk, not a file system in memory")
     options = parser.parse_args()

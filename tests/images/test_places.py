@@ -50,8 +50,8 @@ def test_an_image_of_another_key_needs_trust(
     trainings: Trainings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For this user, it might be that of any other user. Nothing is restored without `--trust`."""
-    expected = reference(trainings, "60")
-    pid = trainings.start("out", "60", "0.1")
+    expected = reference(trainings, "400")
+    pid = trainings.start("out", "400", "0.1")
     trainings.has_reached("out", 5)
     safepoint("freeze", "--pid", pid, "--to", tmp_path / "images")
     trainings.reap()
