@@ -11,33 +11,41 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.copies.copied_program import CopiedProgram
+from tests.support.job_environment import environment
 from tests.support.patience import PATIENCE
+
+__all__ = [
+    "TINY",
+    "Job",
+    "committed_steps",
+    "environment",
+    "is_alive",
+    "no_orphans",
+    "read_events",
+    "safepoint",
+    "tiny",
+]
+__all__ += ["wait_until_gone"]
 
 TINY = Path(__file__).parent.parent / "programs" / "tiny.py"
 _POLL_S = 0.01
 
 
-def environment(**changes: str) -> dict[str, str]:
-    """The environment of a job: one thread a rank, the default grace period, no settings of the test process."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SAFEPOINT_", "PET_", "TORCHELASTIC_"))
-    }
-    kept.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
-    kept.update(SAFEPOINT_GRACE=f"{30 * PATIENCE:g}")
-    kept.update(changes)
-    return kept
-
-
 class Job:
-    """One running command with an output folder."""
+    """One running command with an output folder.
 
-    def __init__(self, command: list[str], output: Path, *, log: Path, env: dict[str, str] | None = None) -> None:
+    `fresh` says why launcher and ranks must not be copied from a template (`tests.support.copies`).
+    """
+
+    def __init__(
+        self, command: list[str], output: Path, *, log: Path, env: dict[str, str] | None = None, fresh: str = ""
+    ) -> None:
         self.output = output
         self.log = log
+        start = subprocess.Popen if fresh or "--preload" in command else CopiedProgram
         with log.open("ab") as stream:
-            self.process = subprocess.Popen(
+            self.process = start(
                 command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, env=env or environment()
             )
 

@@ -1,4 +1,4 @@
-"""Makes a copy of the template a rank: everything that a new process would have is restored, in a fixed order.
+"""Copies the template, and makes a copy a rank: what a new process would have is restored, in a fixed order.
 
 The order matters. The session and the standard streams come first, so that a signal or an error in what follows goes
 where it belongs. Then the rank waits for its launcher, which by then knows its pid. All other descriptors are closed
@@ -11,6 +11,7 @@ import importlib
 import os
 import resource
 import signal
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,54 @@ _SETTERS = (
     *("scipy_openblas_set_num_threads", "openblas_set_num_threads"),
 )
 _OPENBLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+_PID = struct.Struct("=q")
+
+
+def make_children_of_reaper(count: int, become: Callable[[int], NoReturn]) -> tuple[int, ...] | None:
+    """Copy this process, so that the copies are children of the nearest process that adopts orphans.
+
+    One more copy makes the others and ends. Its children then belong to the nearest process above it that has declared
+    itself a reaper of orphans, such as the launcher.
+
+    Args:
+        count: the number of copies.
+        become: called in each copy with its number; must not return.
+
+    Returns:
+        The pids of the copies; None if they could not all be made. Those that were made have begun nevertheless.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        middle = os.fork()
+    except OSError:
+        os.close(reader)
+        os.close(writer)
+        return None
+    if middle == 0:
+        _make_all(count, become, writer)
+    os.close(writer)
+    found = b""
+    while len(found) < count * _PID.size and (part := os.read(reader, count * _PID.size - len(found))):
+        found += part
+    os.close(reader)
+    os.waitpid(middle, 0)
+    if len(found) < count * _PID.size:
+        return None
+    return tuple(pid for (pid,) in _PID.iter_unpack(found))
+
+
+def _make_all(count: int, become: Callable[[int], NoReturn], writer: int) -> NoReturn:
+    try:
+        for number in range(count):
+            pid = os.fork()
+            if pid == 0:
+                os.close(writer)  # otherwise the template would wait for this copy if the next fork fails
+                become(number)
+            os.write(writer, _PID.pack(pid))
+    finally:
+        os._exit(0)
 
 
 def be_born(
@@ -51,17 +100,11 @@ def be_born(
             os.dup2(stream, target)
         if os.read(descriptors[-1], 1) == b"":
             os._exit(0)  # the launcher has given up this start, or is gone
-        _close_others()
-        _restore(birth)
-        variables = {name: text for name, text in birth.environments[number].items() if name not in changes}
-        _replace_environment(variables | {name: text for name, text in changes.items() if text is not None})
+        restore(birth, number, changes)
         arguments = list(birth.arguments[number])
         sys.orig_argv = [sys.executable, "-P", "-u", "-m", "safepoint.training", *arguments]
         sys.argv = [sys.argv[0], *arguments]
         set_name("python")
-        importlib.invalidate_caches()  # files may have appeared since the template looked into their folders
-        _restore_threads()
-        _draw_random_numbers()
         code = main(arguments)
     except BaseException:  # noqa: BLE001  as in a process of its own, which would print the traceback and end with 1
         traceback.print_exc()
@@ -69,6 +112,25 @@ def be_born(
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def restore(birth: Birth, number: int, changes: Mapping[str, str | None]) -> None:
+    """Give this copy what a new process would have, apart from its session, standard streams and names.
+
+    All other descriptors are closed.
+
+    Args:
+        birth: the request of the launcher.
+        number: the position of this process in the request.
+        changes: see `be_born`.
+    """
+    _close_others()
+    _restore(birth)
+    variables = {name: text for name, text in birth.environments[number].items() if name not in changes}
+    _replace_environment(variables | {name: text for name, text in changes.items() if text is not None})
+    importlib.invalidate_caches()  # files may have appeared since the template looked into their folders
+    _restore_threads()
+    _draw_random_numbers()
 
 
 def _close_others() -> None:

@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,7 +154,7 @@ def _importing() -> str:
 
 def _thread_names() -> list[str]:
     """The names of the threads of this process, without the main thread, also of those that Python does not know."""
-    main = str(threading.main_thread().native_id)
+    main = str(os.getpid())
     names: list[str] = []
     for task in os.listdir(_TASKS):
         if task != main:
@@ -174,5 +173,5 @@ def _descriptors() -> dict[int, str]:
 
 def _children() -> list[str]:
     with contextlib.suppress(OSError):
-        return (_TASKS / str(threading.main_thread().native_id) / "children").read_text().split()
+        return (_TASKS / str(os.getpid()) / "children").read_text().split()
     return []

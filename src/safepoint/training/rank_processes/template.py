@@ -13,7 +13,6 @@ import importlib.util
 import os
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -22,7 +21,7 @@ from typing import Any
 from safepoint.foundation import clock
 from safepoint.foundation.channels.channel import ChannelError, close_all
 from safepoint.foundation.processes import set_name
-from safepoint.training.rank_processes.birth import be_born
+from safepoint.training.rank_processes.birth import be_born, make_children_of_reaper
 from safepoint.training.rank_processes.canary import can_compute
 from safepoint.training.rank_processes.fitness import DENIED, FIT, Fitness, UnfitError, audited
 from safepoint.training.rank_processes.messages import (
@@ -59,7 +58,6 @@ _OF_RANKS = frozenset(
     }
 )
 _PR_SET_PDEATHSIG = 1
-_PID = struct.Struct("=q")
 
 
 def is_template() -> bool:
@@ -131,7 +129,7 @@ class Template:
                 hook()
                 for wanted in _doubtful_first(wanted_imports(self._plan.program, is_module=self._plan.is_module)):
                     if wanted.package not in self._left_out:
-                        _import_wanted(wanted)
+                        import_wanted(wanted)
                         check()
                         self._fitness.check(wanted.package)
             self._settle()
@@ -218,7 +216,9 @@ class Template:
         if changed is not None:
             self._channel.send_message(Stale(module=changed))
             return
-        pids = self._bear(birth, descriptors)
+        pids = make_children_of_reaper(
+            len(birth.arguments), lambda number: be_born(birth, number, descriptors, self._changes, self._main)
+        )
         if pids is None:
             self._channel.send_message(Unfit(name="the template", reason="could not copy itself"))
         else:
@@ -241,48 +241,6 @@ class Template:
         if hidden:
             raise UnfitError(sorted(hidden)[0], f"is an installed package, and a file in {self._folder} has its name")
 
-    def _bear(self, birth: Birth, descriptors: Sequence[int]) -> tuple[int, ...] | None:
-        """Copy this process twice for each rank, so that the ranks are children of the launcher.
-
-        The first copy makes the others and ends. Its children then belong to the nearest process that has declared
-        itself a reaper of orphans, which is the launcher.
-
-        Returns:
-            The pids of the ranks; None if they could not all be made. Those that were made end by themselves.
-        """
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        count = len(birth.arguments)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            middle = os.fork()
-        except OSError:
-            os.close(reader)
-            os.close(writer)
-            return None
-        if middle == 0:
-            self._bear_all(birth, descriptors, writer)
-        os.close(writer)
-        found = b""
-        while len(found) < count * _PID.size and (part := os.read(reader, count * _PID.size - len(found))):
-            found += part
-        os.close(reader)
-        os.waitpid(middle, 0)
-        if len(found) < count * _PID.size:
-            return None
-        return tuple(pid for (pid,) in _PID.iter_unpack(found))
-
-    def _bear_all(self, birth: Birth, descriptors: Sequence[int], writer: int) -> None:
-        try:
-            for number in range(len(birth.arguments)):
-                pid = os.fork()
-                if pid == 0:
-                    os.close(writer)  # otherwise the template would wait for this rank if the next fork fails
-                    be_born(birth, number, descriptors, self._changes, self._main)
-                os.write(writer, _PID.pack(pid))
-        finally:
-            os._exit(0)
-
 
 def _doubtful_first(imports: Iterable[Wanted]) -> list[Wanted]:
     """The order in which packages are imported: torch, then those that may be unfit, then those known to be fit.
@@ -293,7 +251,7 @@ def _doubtful_first(imports: Iterable[Wanted]) -> list[Wanted]:
     return sorted(imports, key=lambda wanted: (wanted.package != "torch", wanted.package in FIT))
 
 
-def _import_wanted(wanted: Wanted) -> None:
+def import_wanted(wanted: Wanted) -> None:
     """Execute an import statement. If it fails, the rank executes it again, and reports the error."""
     with contextlib.suppress(Exception):
         module: ModuleType = importlib.import_module(wanted.module)

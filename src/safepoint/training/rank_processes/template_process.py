@@ -178,14 +178,7 @@ class TemplateProcess:
     ) -> Message | None:
         if self._channel is None:
             return None
-        birth = Birth(
-            arguments=tuple(self.rank_arguments for _ in environments),
-            environments=tuple(dict(one) for one in environments),
-            folder=os.getcwd(),
-            umask=_umask(),
-            cores=tuple(sorted(os.sched_getaffinity(0))),
-            limits={str(number): _limits_of(number) for number in _LIMITS},
-        )
+        birth = birth_here([self.rank_arguments for _ in environments], environments)
         try:
             if not self._is_ready:
                 self._take_ready(self._receive(_IMPORT_S))
@@ -246,6 +239,23 @@ class TemplateProcess:
             "by themselves, which takes longer; --no-preload avoids this message",
             reason,
         )
+
+
+def birth_here(arguments: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> Birth:
+    """The request for processes with the folder, the mask, the cores and the limits of this process.
+
+    Args:
+        arguments: of each process.
+        environments: the whole environment of each process.
+    """
+    return Birth(
+        arguments=tuple(tuple(one) for one in arguments),
+        environments=tuple(dict(one) for one in environments),
+        folder=os.getcwd(),
+        umask=_umask(),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        limits={str(number): _limits_of(number) for number in _LIMITS},
+    )
 
 
 def _umask() -> int:
