@@ -39,14 +39,21 @@ class Job:
     """
 
     def __init__(
-        self, command: list[str], output: Path, *, log: Path, env: dict[str, str] | None = None, fresh: str = ""
+        self,
+        command: list[str],
+        output: Path,
+        *,
+        log: Path,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        fresh: str = "",
     ) -> None:
         self.output = output
         self.log = log
         start = subprocess.Popen if fresh or "--preload" in command else CopiedProgram
         with log.open("ab") as stream:
             self.process = start(
-                command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, env=env or environment()
+                command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, env=env or environment(), cwd=cwd
             )
 
     @property
@@ -131,13 +138,21 @@ class Job:
 
 
 def safepoint(
-    output: Path, *options: str, program: list[str] | None = None, log: Path | None = None, **env: str
+    output: Path,
+    *options: str,
+    program: list[str] | None = None,
+    log: Path | None = None,
+    cwd: Path | None = None,
+    fresh: str = "",
+    **env: str,
 ) -> Job:
-    """Start `safepoint run` with the tiny script, or with another program."""
+    """Start `safepoint run` with the tiny script, or with another program; for the rest, see `Job`."""
     program = program or [str(TINY), "--out", str(output)]
     command = [sys.executable, "-m", "safepoint.cli.main", "run", *options, *program]
     output.parent.mkdir(parents=True, exist_ok=True)
-    return Job(command, output, log=log or output.parent / f"{output.name}.log", env=environment(**env))
+    return Job(
+        command, output, log=log or output.parent / f"{output.name}.log", env=environment(**env), cwd=cwd, fresh=fresh
+    )
 
 
 def tiny(output: Path, *arguments: str) -> list[str]:
