@@ -21,6 +21,10 @@ VERSIONS := .venv/versions
 LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
 EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,transparent,trl]
 
+# The other lanes start all programs of tests as new processes, so that each way of starting them is tested whole.
+test-gpu test-images test-images-core test-long test-strategies test-versions test-versions-smoke: \
+  export SAFEPOINT_TEST_TEMPLATE := 0
+
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 

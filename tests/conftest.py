@@ -1,11 +1,14 @@
-"""The S3 servers, one of each in every lane, and the patience of tests."""
+"""The S3 servers, one of each in every lane; how programs of tests begin; and the patience of tests."""
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.ceph_rgw import CephRgw, ceph_rgw
+from tests.support.copies import copied_program
 from tests.support.minio import Minio
 from tests.support.minio import minio as running_minio
 from tests.support.moto_server import MotoServer, moto_server
@@ -26,6 +29,37 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         given = item.get_closest_marker("timeout")
         limit_s = given.args[0] if given is not None else usual_s
         item.add_marker(pytest.mark.timeout(limit_s * PATIENCE), append=False)
+
+
+_COUNTED = "copied programs"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With several test processes, each one reports how its programs began."""
+    output: Any = getattr(session.config, "workeroutput", {})
+    output[_COUNTED] = dict(copied_program.counted)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A test process has ended."""
+    copied_program.counted.update(Counter(getattr(node, "workeroutput", {}).get(_COUNTED, {})))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How many programs were copied, and how often each reason was one for a new process."""
+    if copied_program.counted:
+        texts = [f"{name} {number}" for name, number in copied_program.counted.most_common()]
+        terminalreporter.write_line(f"programs of tests: {', '.join(texts)}")
+
+
+@pytest.fixture(scope="module", params=["new"] if copied_program.is_off else ["copied", "new"])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test runs twice: its programs are copied from a template, and are new processes."""
+    before = copied_program.is_off
+    copied_program.is_off = request.param == "new"
+    yield
+    copied_program.is_off = before
 
 
 @pytest.fixture(scope="session")

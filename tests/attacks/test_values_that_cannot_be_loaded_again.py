@@ -121,6 +121,7 @@ def test_a_scheduler(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("both_ways")
 def test_a_run(tmp_path: Path) -> None:
     """It resumes from what it has saved after a resume from such a checkpoint."""
     output = tmp_path / "run"

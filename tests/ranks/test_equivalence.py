@@ -1,4 +1,7 @@
-"""An interrupted and resumed training equals an uninterrupted one, bit for bit (promise P8)."""
+"""An interrupted and resumed training equals an uninterrupted one, bit for bit (promise P8).
+
+The uninterrupted one is made once, so that programs that are copied are compared with those that are new processes.
+"""
 
 import os
 import random
@@ -10,7 +13,7 @@ import pytest
 from tests.support.equality import assert_same_run
 from tests.support.jobs import Job, committed_steps, no_orphans, read_events, safepoint, tiny
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400), pytest.mark.usefixtures("both_ways")]
 
 SHAPES = {
     "steps": "--samples 92 --epochs 3 --grad-accum 2 --eval-strategy steps --eval-steps 4 --logging-steps 3",

@@ -80,6 +80,7 @@ def test_a_rank_of_another_node_has_died(tmp_path: Path) -> None:
     assert "import everything by themselves" not in first.text + second.text
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_an_error_of_both_ranks_is_printed_by_both(tmp_path: Path) -> None:
     """A rank that ends with an error of its own is not killed while it prints the error."""
     output, script = tmp_path / "run", tmp_path / "raises.py"

@@ -37,6 +37,7 @@ _SIGNATURE = inspect.signature(_execute)
 _environment = environment()
 """That of jobs, as it is before the first test can change it."""
 is_off = os.environ.get(VARIABLE) == "0"
+"""Whether programs are started as new processes. The fixture `both_ways` changes it."""
 COPIED = "copied"
 counted: Counter[str] = Counter()
 """How many programs were copied, and why others were not."""
@@ -170,9 +171,11 @@ _starting = threading.Lock()
 
 def _copies() -> Copies | None:
     """The template of this test process, which starts with the first program; None if there is none."""
+    if is_off:
+        return None
     with _starting:
         if not _started:
-            _started.append(None if is_off else _start())
+            _started.append(_start())
         return _started[0]
 
 
