@@ -21,7 +21,7 @@ VERSIONS := .venv/versions
 LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
 EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,transparent,trl]
 
-# The other lanes start all programs of tests as new processes, so that each way of starting them is tested whole.
+# These lanes start all programs of tests as new processes; the others copy them (`tests/support/copies`).
 test-gpu test-images test-images-core test-long test-strategies test-versions test-versions-smoke: \
   export SAFEPOINT_TEST_TEMPLATE := 0
 

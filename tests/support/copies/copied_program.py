@@ -49,7 +49,7 @@ def parse(words: Sequence[str]) -> tuple[set[str], str, list[str]] | None:
     for number, word in enumerate(words):
         if word in {"-P", "-u"}:
             options.add(word)
-        elif word == "-m" and words[number + 1] in _MODULES:
+        elif word == "-m" and _MODULES.intersection(words[number + 1 : number + 2]):
             return options, words[number + 1], list(words[number + 2 :])
         else:
             break

@@ -45,8 +45,9 @@ _MODULES = (
 _CHANGED = {"TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"}
 """What the imports may change in the environment: launchers set the first one for their ranks before these import."""
 _PR_SET_PDEATHSIG = 1
-_MAY_DIFFER = ("OPENBLAS_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "TMPDIR")
-"""Variables of the template alone, and one that copies read again."""
+_MAY_DIFFER = ("OPENBLAS_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that may have another value in a copy: those of templates; one that copies read again; and one from which
+torch computes a constant while it is imported, for caches of packages (`DynamoCache`), which no test makes."""
 
 
 class Template:
