@@ -177,7 +177,7 @@ def productive_share(interval_s: float, times: SaveTimes, interruptions: Interru
     Raises:
         ValueError: `interval_s` is not above 0.
 
-    The formula is in the docstring of this module. With `snapshot_every_s`, work goes on at the rate s / (s + stall
+    The formula is in the docstring of this module. With `snapshot_every_s`, work continues at the rate s / (s + stall
     of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest of these
     snapshots.
     """

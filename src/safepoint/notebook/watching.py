@@ -1,6 +1,7 @@
 """Watches a job until it has stopped, and shows it on a screen.
 
-Promises: nothing here changes the job. If it cannot be read for a while, the last picture stays, and the reads go on.
+Promises: nothing here changes the job. If it cannot be read for a while, the last picture stays, and the reads
+continue.
 """
 
 from collections.abc import Callable

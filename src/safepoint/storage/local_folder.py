@@ -265,7 +265,7 @@ def _create_working(path: Path) -> Path:
             working.touch(exist_ok=False)
         except FileNotFoundError:
             continue
-        except FileExistsError:  # `mkdir` raises this also if the folder was deleted meanwhile
+        except FileExistsError:  # `mkdir` also raises this error if the folder was deleted meanwhile
             if path.parent.exists() and not path.parent.is_dir():
                 raise
         else:

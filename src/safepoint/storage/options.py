@@ -106,7 +106,7 @@ class StorageOptions:
             context = ssl.create_default_context()
         else:
             try:
-                # Comments in the file may have any encoding. A space takes the place of an empty text, with which the
+                # Comments in the file may have any encoding. A space replaces an empty text, with which the
                 # system's certificates would be trusted.
                 context = ssl.create_default_context(cadata=trusted.decode("ascii", errors="ignore") or " ")
             except ssl.SSLError as error:

@@ -4,7 +4,7 @@
 remain:
 
 - numpy's arrays and types take a state from the pickle, and do not check it. If a type is larger than its state says,
-  numpy reads and writes outside of the array. So stand-ins take the place of numpy's functions while a pickle is
+  numpy reads and writes outside of the array. So stand-ins replace numpy's functions while a pickle is
   read, and `finish` makes the arrays afterwards.
 - A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
   container would never end. `finish` refuses the container.

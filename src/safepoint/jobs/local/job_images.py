@@ -1,7 +1,7 @@
 """Freezes a job of this machine into a process image, and restores its processes.
 
 The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended:
-`thaw` lets its processes go on in the middle of a step, and `resume` continues from the newest checkpoint.
+`thaw` lets its processes continue in the middle of a step, and `resume` continues from the newest checkpoint.
 """
 
 import contextlib

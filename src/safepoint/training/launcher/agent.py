@@ -298,7 +298,7 @@ class SafepointAgent(PatientAgent):
         """If a rank has died and all ranks will restart, kill the node's other ranks if they have nothing to save.
 
         Otherwise torch elastic sends them SIGTERM and waits. They could do nothing useful in this time: a training
-        cannot go on without the dead rank, and its state is with the keeper.
+        cannot continue without the dead rank, and its state is with the keeper.
         """
         codes = {
             worker.global_rank: exit_code_of_child(worker.id) for worker in self._worker_group.workers if worker.id

@@ -1,6 +1,6 @@
 """Waits until a child process ends, without polling.
 
-A pidfd is a descriptor that becomes readable when its process ends. Where the kernel has none (before Linux 5.3, and
+A pidfd is a descriptor that becomes readable when its process ends. If the kernel has none (before Linux 5.3, and
 in some sandboxes), the wait ends after a tenth of a second instead, and the caller looks again.
 """
 

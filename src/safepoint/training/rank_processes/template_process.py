@@ -164,7 +164,7 @@ class TemplateProcess:
             self._fail("it sent a message that does not fit")
 
     def end(self) -> None:
-        """End the template. Ranks that were copied from it go on."""
+        """End the template. Ranks that were copied from it continue."""
         process, self._process = self._process, None
         channel, self._channel = self._channel, None
         if channel is not None:

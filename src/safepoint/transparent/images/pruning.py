@@ -39,7 +39,7 @@ def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bo
 
     Args:
         location: where the images are.
-        policies: which to keep; the number of an image takes the place of a checkpoint's step.
+        policies: which to keep; the number of an image replaces a checkpoint's step.
         is_dry_run: only find out what would be deleted.
 
     Raises:

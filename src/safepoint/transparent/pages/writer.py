@@ -76,7 +76,7 @@ class WrittenPages:
 
 
 def table_name(file: int) -> str:
-    """The name of the table that takes the place of CRIU's `pages-N.img`."""
+    """The name of the table that replaces CRIU's `pages-N.img`."""
     return f"pages-{file}.table"
 
 
