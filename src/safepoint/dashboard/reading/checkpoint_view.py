@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 _MOST_SIZE = 4096
-"""The largest number of ranks that is considered."""
+"""`_sizes` returns no larger number of ranks."""
 _CLOCK_S = 1.0
-"""How much the clocks of two processes may differ."""
+"""The assumed largest difference between the clocks of two processes, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ def reasons_to_keep(
 
 
 def _manifest(inventory: Inventory, item: Item) -> Manifest | None:
-    if not item.is_complete or inventory.folder is None:  # in a store each manifest is a request
+    if not item.is_complete or inventory.folder is None:  # in a store, each manifest would need a request
         return None
     try:
         return inventory.read_manifest(item)
