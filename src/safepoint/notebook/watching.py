@@ -19,7 +19,7 @@ _MOST_OBSERVED = 4096
 
 
 class StoppedWatchingError(KeyboardInterrupt):
-    """The person who watched a job has interrupted this. Jupyter shows no traceback, because nothing has failed."""
+    """The user has interrupted the watch. Jupyter shows no traceback, because nothing has failed."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -67,7 +67,7 @@ def watch(read: Callable[[], tuple[JobView, JobDetails]], screen: Screen, *, int
 
 
 class _Observed:
-    """The metrics of the reports that were seen, for a job whose metrics cannot be read."""
+    """Collects the metrics of the reports, for a job whose metrics cannot be read."""
 
     def __init__(self) -> None:
         self._points: list[MetricPoint] = []

@@ -1,2 +1,2 @@
-"""How processes of one machine talk: frames with descriptors over a Unix socket, dataclasses as JSON in them, and
+"""Messages between processes of one machine: frames with descriptors over a Unix socket, dataclasses as JSON in them, and
 which user has opened a TCP socket."""
