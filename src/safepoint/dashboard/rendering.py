@@ -33,7 +33,7 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a fault of the pro
     """Ends a request with a response that gives the reason.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: what was refused, and what was done.
         hint: what the visitor can do.
     """
@@ -67,7 +67,7 @@ def respond(
         request: the request.
         template: the template of the page.
         document: the response for a program, without the version.
-        status: of HTTP.
+        status: the HTTP status.
         values: what the template shows.
     """
     if request.state.wants_json:

@@ -23,8 +23,8 @@ class Outcome:
     """The result of an action.
 
     Args:
-        sentence: for a person.
-        document: for a program.
+        sentence: the result in a sentence, for people.
+        document: the result as JSON values, for programs.
         facts: names and values of a receipt, shown below the sentence.
         is_warning: whether only a part of it was done.
     """

@@ -177,7 +177,7 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
             status=Status.FAILURE,
             found=f"{location}: no answer in time",
             why=why,
-            fix="check the endpoint (AWS_ENDPOINT_URL_S3) and the network",
+            fix="check the endpoint (for s3://: AWS_ENDPOINT_URL_S3) and the network",
         )
     if isinstance(tried, StorageError):
         fix = tried.hint or "see the message and the log of the store"

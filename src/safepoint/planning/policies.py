@@ -94,7 +94,7 @@ class Plan:
 
     Args:
         interval_s: work between two saves; `math.inf` if there are only saves on an announcement.
-        stall_s: for how long a save stalls training.
+        stall_s: how long a save stalls training.
         durable_s: the time from the beginning of a save until it is durable, at least `stall_s`.
         copied_s: the time from the beginning of a save until its snapshot in memory is complete, at least `stall_s`.
         on_notice: what happens on an announcement.

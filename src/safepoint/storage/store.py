@@ -95,7 +95,7 @@ class Condition:
     """What must be true of an object for a write to replace or create it.
 
     Args:
-        version: the version that the object must still have; None: there must be no object under the key.
+        version: the version that the object must still have; None if there must be no object under the key.
     """
 
     version: str | None = None

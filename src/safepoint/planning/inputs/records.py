@@ -113,7 +113,7 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
     """What `training_args.to_json_string()` has written.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         known: the fields of `Given` that options on the command line give. They are not read from the file, so an
             option also helps if the file has a value that cannot be planned.
 

@@ -39,7 +39,8 @@ class Birth:
     rank begins when it has read one byte from the pipe, and ends if the pipe is closed before.
 
     Args:
-        arguments: of each rank, as on the command line of a process that is started in the ordinary way.
+        arguments: the arguments of each rank, as on the command line of a process that is started in the ordinary
+            way.
         environments: the whole environment of each rank.
         folder: the working folder.
         umask: the mask of the modes of new files.

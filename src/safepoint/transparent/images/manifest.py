@@ -182,7 +182,7 @@ class Machine:
     """Where the processes were frozen.
 
     Args:
-        architecture: of the processor, as `uname -m` prints it.
+        architecture: the processor's architecture, as `uname -m` prints it.
         kernel: the release of the kernel.
         criu: the version of CRIU.
         gpus: the UUIDs of all its GPUs if a process used one; otherwise empty.

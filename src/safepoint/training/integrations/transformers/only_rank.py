@@ -18,7 +18,7 @@ def train_unreplicated(accelerator: Any, overrides: Overrides) -> None:
 
     Args:
         accelerator: the Trainer's; the job has one rank.
-        overrides: of the call of `train`.
+        overrides: the overrides in the call of `train`.
     """
     overrides.override(accelerator, "prepare_model", _prepare)
 
