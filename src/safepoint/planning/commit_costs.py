@@ -34,7 +34,8 @@ class Platform:
             partitioned prefix of S3. None if there is no limit, as in a file system.
         step_s: seconds that a step takes.
         ranks_restart_s: the time from the end of the processes on the same machines until training works again,
-            without loading. machine_restart_s: the same after the loss of a machine, until there is another one.
+            without loading.
+        machine_restart_s: this time after the loss of a machine, until there is another one.
 
     Raises:
         ValueError: a value is out of range.

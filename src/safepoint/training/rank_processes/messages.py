@@ -39,8 +39,7 @@ class Birth:
     rank begins when it has read one byte from the pipe, and ends if the pipe is closed before.
 
     Args:
-        arguments: the arguments of each rank, as on the command line of a process that is started in the ordinary
-            way.
+        arguments: the arguments of each rank, as on the command line of a rank that is started cold.
         environments: the whole environment of each rank.
         folder: the working folder.
         umask: the mask of the modes of new files.
