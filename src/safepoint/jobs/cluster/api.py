@@ -59,7 +59,7 @@ class ClusterApi:
 
     Args:
         connection: the cluster, the namespace and the identity.
-        within_s: for how long a request is repeated while the server is busy or out of reach.
+        within_s: how long a request is repeated while the server is busy or out of reach.
     """
 
     def __init__(self, connection: Connection, *, within_s: float = WITHIN_S) -> None:

@@ -246,7 +246,7 @@ def _image_of(history: History, job: JobRecord) -> str:
 
 
 def _refuse_full(history: History, job: JobRecord) -> None:
-    """Raise ConflictError if other jobs have the slots, or the very GPUs of the job."""
+    """Raise ConflictError if other jobs have the slots or the GPUs of the job."""
     others = [other for other in history.jobs(slots.CONCERNED) if other.name != job.name]
     own = {gpu for node in history.nodes(job.name, job.attempt) for gpu in node.gpus}
     for other in others:
