@@ -23,7 +23,7 @@ class DeathWatch:
         self._is_complete = True
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Watch these processes in place of those of the last call. None of them may have been waited for yet."""
+        """Watch these processes instead of those of the last call. None of them may have been waited for yet."""
         wanted = set(pids)
         for pid in self._descriptors.keys() - wanted:
             self._forget(pid)

@@ -57,7 +57,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """Asks the template to import more modules, which a rank has loaded until its first step. There is no answer."""
+    """Asks the template to import the modules that a rank has loaded by its first step. There is no answer."""
 
     modules: tuple[str, ...]
 
@@ -142,11 +142,11 @@ class TemplateChannel(Channel):
             The message, and the descriptors that came with it, which the caller has to close.
 
         Raises:
-            ChannelError: the other side is gone, did not answer in time, or sent what is no message.
+            ChannelError: the other side is gone, did not answer in time, or sent something that is not a message.
         """
         body, descriptors = self.receive(limit_s)
         try:
             return decode(parse(body), _KINDS), descriptors
         except ProtocolError as error:
             close_all(descriptors)
-            raise ChannelError(f"it sent what is no message ({error})") from error
+            raise ChannelError(f"it sent something that is not a message ({error})") from error
