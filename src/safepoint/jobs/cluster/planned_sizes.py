@@ -138,7 +138,7 @@ def _local(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> list[str]:
         given = "no size limit" if spec.staging_bytes is None else f"a size limit of {_gib(spec.staging_bytes)}"
         if not planned:
             return []
-        return [f"local folder: {given}, as given; {planned} is enough for every checkpoint of this model"]
+        return [f"local folder: {given}, as given; {planned} is enough for all checkpoints of this model"]
     reason = _why_unlimited(spec, folder)
     if reason:
         enough = f"; --local-limit {planned} would be enough" if planned else ""
