@@ -1,4 +1,4 @@
-"""Sizes that a job asks for because a plan has computed them, and the sentences that say so.
+"""Sizes that a job asks for because a plan has computed them, and the sentences that explain them.
 
 The plan comes with the specification (`ClusterSpec.needs`); this module computes none. The sentences are in the
 record of the job, from which `submit`, `status --json` and `safepoint events` take them. The rules are in

@@ -235,7 +235,7 @@ def copy(
 
 
 def _complete(location: "ImageLocation") -> list[str]:
-    """The images whose manifests and files, and those of the images that they need, are there."""
+    """The complete images: their manifests and files exist, and those of the images that they need exist, too."""
     found: list[str] = []
     for name in location.names():
         with contextlib.suppress(ImageError):
