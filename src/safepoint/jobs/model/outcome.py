@@ -60,7 +60,7 @@ def conclude(
         setbacks: interruptions without progress before this one.
         early_end: see `Progress.early_end`.
         image: the newest process image of the attempt; None if there is none.
-        cause: if Safepoint has killed the launchers: what the job did, as a clause that can follow its name. Otherwise
+        cause: if Safepoint has killed the launchers: what the job did, as a clause that follows its name. Otherwise
             empty.
     """
     if all(code == ExitCode.OK for code in exit_codes):
