@@ -154,7 +154,12 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
         log.unlink(missing_ok=True)
         program, session = name_of(root), tree_dump.is_outside_led(root)
         tree_dump.dump(criu, root, folder, log=log, started=guard.started)
-        return Dump(folder=folder, root_pid=root, program=program, is_in_session_of_other=session)
+        return Dump(
+            folder=folder,
+            root_pid=tree_dump.number_inside(root),
+            program=program,
+            is_in_session_of_other=session,
+        )
 
     for number in range(len(roots)):
         (stage / part_name(number)).mkdir(0o700)
