@@ -18,6 +18,7 @@ from pathlib import Path
 
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation import clock
+from safepoint.foundation.processes import number_inside
 from safepoint.transparent.carried import carry
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.connections import end_repair
@@ -156,7 +157,7 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
         tree_dump.dump(criu, root, folder, log=log, started=guard.started)
         return Dump(
             folder=folder,
-            root_pid=tree_dump.number_inside(root),
+            root_pid=number_inside(root),
             program=program,
             is_in_session_of_other=session,
         )

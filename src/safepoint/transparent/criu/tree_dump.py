@@ -8,7 +8,6 @@ CRIU does not lock the network, so it leaves no rule of a firewall behind: the c
 connection between the trees. When a tree is dumped, its processes are still stopped, and when it is restored, too.
 """
 
-import contextlib
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.foundation import clock
-from safepoint.foundation.processes import identify, kernel_lines
+from safepoint.foundation.processes import identify, number_inside
 from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.program import Criu, failure
 from safepoint.transparent.criu.trees import held, processes_of, send
@@ -176,15 +175,6 @@ def is_outside_led(pid: int) -> bool:
         return os.getsid(pid) != pid
     except ProcessLookupError:
         return False
-
-
-def number_inside(pid: int) -> int:
-    """The number of a process in its own PID namespace: `pid` itself, unless it is in another one than Safepoint."""
-    with contextlib.suppress(OSError):
-        for line in kernel_lines(Path(f"/proc/{pid}/status")):
-            if line.startswith(b"NSpid:"):
-                return int(line.split()[-1])
-    return pid
 
 
 def _require(program: str, *, what: str) -> None:
