@@ -41,9 +41,9 @@ _MOST_OBSERVED = 4096
 _MOST_KEPT = 16
 """For how many jobs events and metrics stay in memory."""
 _CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
-"""In these states, a job can come to need attention without any change, because time passes."""
+"""In these states, a job can need attention only because time has passed."""
 _ATTENTION_EVERY_S = 5.0
-"""How often these jobs are checked."""
+"""How often the dashboard checks whether a job needs attention because time has passed."""
 _T = TypeVar("_T")
 
 

@@ -100,10 +100,10 @@ class Fields:
         return value
 
     def share(self, name: str, value: int, other: str, divisor: int) -> int:
-        """The field `name` divided by the field `other`. The quotient must be a whole number.
+        """The quotient of the numbers in two fields.
 
         Raises:
-            UsageError: the quotient is not a whole number.
+            UsageError: it is not a whole number, so the two fields contradict each other.
         """
         if value % divisor:
             raise UsageError(

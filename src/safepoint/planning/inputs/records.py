@@ -114,8 +114,8 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
 
     Args:
         path: the path of the file.
-        known: the fields of `Given` that options on the command line give. They are not read from the file, so an
-            option also helps if the file has a value that cannot be planned.
+        known: names of the fields of `Given` that options on the command line set. The file is not read for them. So
+            an option also helps if the file has a value that cannot be planned.
 
     Raises:
         UsageError: the file cannot be read, or has other contents.
