@@ -43,7 +43,7 @@ def _holder(document: Object, now_s: float) -> str | None:
 
 
 class PlanLease:
-    """The lease that one command may have. At the end of the `with` block, the command gives it back.
+    """The lease that one command may have. At the end of the `with` block, the command releases it.
 
     Args:
         api: the API of the cluster, in the namespace of the plan.
@@ -105,7 +105,7 @@ class PlanLease:
         return True
 
     def _is_own(self, document: Object) -> bool:
-        """Whether the lease is this command's; also True if nothing but the time of the lease is over."""
+        """Whether the lease is this command's; also True if the lease has only expired."""
         with contextlib.suppress(ValueError, RecursionError):
             found: Any = json.loads(texts(document, "metadata", "annotations").get(LEASE, ""))
             return at(found, "holder") == self._holder
