@@ -31,8 +31,8 @@ _PID = struct.Struct("=q")
 def make_children_of_reaper(count: int, become: Callable[[int], NoReturn]) -> tuple[int, ...] | None:
     """Copy this process, so that the copies are children of the nearest process that adopts orphans.
 
-    One more copy makes the others and ends. Its children then belong to the nearest process above it that has declared
-    itself a reaper of orphans, such as the launcher.
+    One more copy makes the others and ends. Its children then belong to the nearest process above it that adopts
+    orphans, such as the launcher.
 
     Args:
         count: the number of copies.
