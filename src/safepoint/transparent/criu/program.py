@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import FreezeError, UnsupportedError
+from safepoint.transparent.criu.admission import only_for
 from safepoint.transparent.criu.messages import explain
 
 VARIABLE = "SAFEPOINT_CRIU"
@@ -44,6 +45,7 @@ class Criu:
         *,
         folder: Path,
         log: Path,
+        pids: Sequence[int] = (),
         started: Callable[[int], None] | None = None,
     ) -> None:
         """Run CRIU, and wait for its end.
@@ -53,6 +55,7 @@ class Criu:
             arguments: its further arguments.
             folder: the folder of its images.
             log: the file for its log.
+            pids: the processes that it dumps; no others can connect to it.
             started: called with the number of CRIU's process as soon as it runs.
 
         Raises:
@@ -61,10 +64,14 @@ class Criu:
         command = self.command(action, arguments, folder=folder, log=log)
         # A file, not a pipe: if CRIU is killed, processes that it has started may hold the pipe open.
         with tempfile.TemporaryFile() as output:
-            # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
-            with subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, process_group=0
-            ) as process:
+
+            def start() -> "subprocess.Popen[bytes]":
+                # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
+                return subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, process_group=0
+                )
+
+            with only_for(pids) as start_guarded, start_guarded(start) as process:
                 if started is not None:
                     started(process.pid)
             if process.returncode != 0:

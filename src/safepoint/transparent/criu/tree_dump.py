@@ -56,7 +56,7 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
     """
     session = _shell_job(is_outside_led(pid))
     arguments = ["--tree", str(pid), "--leave-running", "--network-lock", "skip", *session]
-    criu.run("dump", arguments, folder=folder, log=log, started=started)
+    criu.run("dump", arguments, folder=folder, log=log, pids=processes_of(pid), started=started)
 
 
 class TreeRestore:
