@@ -196,9 +196,7 @@ def temporary_folder() -> str:
         ) from error
 
 
-def is_planted(
-    path: str | os.PathLike[str], opened: int | None = None, *, users: Collection[int] = ()
-) -> bool:
+def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users: Collection[int] = ()) -> bool:
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
     The rule is that of the kernel's `protected_symlinks`. It concerns folders with the sticky bit that everyone may
@@ -217,7 +215,9 @@ def is_planted(
         return any(_is_planted(one, users) for one in found)
     try:
         # First the owners, then the comparison: once the owners are accepted, no other user can move the file away.
-        return any(_is_of_stranger(one, users) for one in found) or not os.path.samestat(os.stat(path), os.fstat(opened))
+        return any(_is_of_stranger(one, users) for one in found) or not os.path.samestat(
+            os.stat(path), os.fstat(opened)
+        )
     except OSError:
         return True
 

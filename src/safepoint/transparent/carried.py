@@ -60,29 +60,35 @@ def set_down(source: Path, users: Collection[int] = ()) -> list[Path]:
         OSError: a file cannot be written.
     """
     restored: list[Path] = []
-    for path in sorted(source.glob(_NAMES)):
-        try:
-            with tarfile.open(path, "r:") as archive:
-                folder = Path(archive.pax_headers.get(_FOLDER, ""))
-                if not folder.is_absolute() or ".." in folder.parts:
-                    raise ImageError(f"{path.name} names no folder; nothing was restored")
-                is_new = not os.path.lexists(folder)
-                if is_new:
-                    folder.mkdir(0o700)
-                    restored.append(folder)
-                # Also if it is new: another user may have made the folder above it, and could exchange it.
-                if is_planted(folder, users=users):
-                    raise FreezeError(
-                        f"the temporary folder {printable(str(folder))} of the processes, or a folder above it, was "
-                        "made by another user; nothing was restored",
-                        hint="find out who has made it, and delete it",
-                    )
-                if is_new:
-                    archive.extractall(folder, filter="data")
-        except (tarfile.TarError, FreezeError) as error:
-            for folder in restored:
-                shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, FreezeError):
-                raise
-            raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error
+    try:
+        for path in sorted(source.glob(_NAMES)):
+            _set_down(path, users, restored)
+    except BaseException:
+        for folder in restored:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     return restored
+
+
+def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
+    """Restore a folder, and note in `restored` that it was made."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            folder = Path(archive.pax_headers.get(_FOLDER, ""))
+            if not folder.is_absolute() or ".." in folder.parts:
+                raise ImageError(f"{path.name} names no folder; nothing was restored")
+            is_new = not os.path.lexists(folder)
+            if is_new:
+                folder.mkdir(0o700)
+                restored.append(folder)
+            # Also if it is new: another user may have made the folder above it, and could exchange it.
+            if is_planted(folder, users=users):
+                raise FreezeError(
+                    f"the temporary folder {printable(str(folder))} of the processes, or a folder above it, was made "
+                    "by another user; nothing was restored",
+                    hint="find out who has made it, and delete it",
+                )
+            if is_new:
+                archive.extractall(folder, filter="data")
+    except tarfile.TarError as error:
+        raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error

@@ -16,8 +16,8 @@ from safepoint.errors import FreezeError, SafepointError, UsageError
 from safepoint.transparent import freeze as freeze_module
 from safepoint.transparent.criu import stopping as stopping_module
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.stopping import refuse_stopped, stop_trees
-from safepoint.transparent.criu.trees import processes_of
+from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
+from safepoint.transparent.criu.trees import processes_of, send
 from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import verify
@@ -332,8 +332,11 @@ def test_processes_that_do_not_stop_run_on(trees: Trees, monkeypatch: pytest.Mon
     last, is_at_rest = trees.processes[-1], stopping_module._is_at_rest
     monkeypatch.setattr(stopping_module, "_is_at_rest", lambda pid, proc: pid != last and is_at_rest(pid, proc))
     stopping: list[int] = []
-    with pytest.raises(FreezeError, match=rf"process {last} .*did not stop"):
-        stop_trees(trees.roots, stopping=stopping.append, within_s=1.0)
+    with (
+        pytest.raises(FreezeError, match=rf"process {last} .*did not stop"),
+        stopped_trees(trees.roots, stopping=stopping.append, within_s=1.0),
+    ):
+        pass
     wait_for(trees.are_running, "all run")
     assert set(stopping) == set(trees.processes)
 
@@ -344,10 +347,8 @@ def test_a_tree_that_starts_processes_all_the_time_is_stopped(trees: Trees) -> N
     with subprocess.Popen(["/bin/sh", "-c", code], start_new_session=True) as process:
         try:
             for _ in range(20):
-                stopped = stop_trees([process.pid], stopping=lambda _: None)
-                assert {state(pid) for pid in stopped} <= {"T", "Z", "X"}
-                for pid in stopped:
-                    with contextlib.suppress(ProcessLookupError):  # its parent goes on, and waits for it
-                        os.kill(pid, signal.SIGCONT)
+                with stopped_trees([process.pid], stopping=lambda _: None) as stopped:
+                    assert {state(pid) for pid in stopped} <= {"T", "Z", "X"}
+                    send(signal.SIGCONT, stopped.values())
         finally:
             process.kill()

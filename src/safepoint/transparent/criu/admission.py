@@ -2,8 +2,8 @@
 
 CRIU runs code of its own in each process, which connects to an abstract Unix socket of CRIU, gets its orders over
 this connection, and sends the memory of the process. Every user of the machine can see the name of the socket and
-connect to it, and CRIU accepts every connection: a stranger would get descriptors of root's files, and decide what is in
-the image. Two connections that wait are enough to let CRIU wait for ever.
+connect to it, and CRIU accepts every connection: a stranger would get descriptors of root's files, and decide what is
+in the image. Two connections that wait are enough to let CRIU wait for ever.
 
 So the calls `listen` and `accept` of CRIU are stopped by a filter of the kernel (seccomp), and this module answers
 them (seccomp_unotify(2)): it accepts each connection itself, closes those of other processes, and gives the others to
@@ -70,8 +70,8 @@ def only_for(pids: Iterable[int]) -> Generator[Callable[[Callable[[], Any]], Any
 def _unguarded(start: Callable[[], Any]) -> Any:
     if is_seeing_all():  # in a container, all processes trust each other
         _log.warning(
-            "other users of this machine can connect to CRIU while it dumps the processes, and could change the image; "
-            "freeze processes that have a seccomp filter only where you trust all users"
+            "other users of this machine can connect to CRIU during the dump, and could change the image, "
+            "because a process has a seccomp filter; freeze such processes only where you trust all users"
         )
     return start()
 
@@ -218,4 +218,3 @@ def _set_filter() -> int:
     if notices < 0:
         raise OSError(ctypes.get_errno(), f"no filter for CRIU: {os.strerror(ctypes.get_errno())}")
     return notices
-

@@ -67,13 +67,15 @@ class Criu:
 
             def start() -> "subprocess.Popen[bytes]":
                 # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
-                return subprocess.Popen(
+                process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, process_group=0
                 )
-
-            with only_for(pids) as start_guarded, start_guarded(start) as process:
                 if started is not None:
                     started(process.pid)
+                return process
+
+            with only_for(pids) as guarded, guarded(start) as process:
+                pass
             if process.returncode != 0:
                 output.seek(0)
                 raise failure(action, log, process.returncode, output.read().decode(errors="replace"))

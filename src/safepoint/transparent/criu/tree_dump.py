@@ -55,7 +55,7 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
         FreezeError: CRIU failed; the processes are still stopped.
     """
     session = _shell_job(is_outside_led(pid))
-    arguments = ["--tree", str(pid), "--leave-running", "--network-lock", "skip", *session]
+    arguments = ["--tree", str(pid), "--leave-running", "--network-lock", "skip", "--skip-in-flight", *session]
     criu.run("dump", arguments, folder=folder, log=log, pids=processes_of(pid), started=started)
 
 
