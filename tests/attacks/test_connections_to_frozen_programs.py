@@ -51,7 +51,7 @@ def connect(port: int) -> "subprocess.Popen[str]":
 
 
 def test_a_connection_of_another_program(port: int) -> None:
-    """It is left out. One between the frozen processes would be lost, so there is no image, and a hint to try again."""
+    """It is left out. One between the frozen processes would be lost, so there is no image."""
     with connect(port) as process:
         try:
             refuse_connecting([os.getpid()])

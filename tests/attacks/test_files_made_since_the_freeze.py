@@ -81,7 +81,7 @@ def test_a_file_of_another_user(inner: str, shared: Path, tmp_path: Path) -> Non
 
 
 def test_a_missing_file(shared: Path, tmp_path: Path) -> None:
-    """Another user could make it before CRIU opens it. CRIU itself makes files that were deleted before the freeze."""
+    """Another user could make it before CRIU opens it. CRIU itself makes what was deleted before the freeze."""
     paths = [shared / "missing", shared / "folder" / "missing"]
     for number, path in enumerate(paths):
         with pytest.raises(FreezeError, match="is missing, and other users could make it"):
