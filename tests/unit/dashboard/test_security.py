@@ -205,10 +205,11 @@ def test_a_viewer_changes_nothing(home: Path, start: Callable[..., Dashboard]) -
     assert (home / "out" / "tiny" / "checkpoint-10").is_dir()
 
 
-def test_a_viewer_sees_no_actions_at_other_locations(home: Path, dashboard: Dashboard, tmp_path: Path) -> None:
+def test_a_viewer_sees_no_actions_at_other_locations(home: Path, dashboard: Dashboard) -> None:
     """The page of an action names the files of a checkpoint. Viewers see those of jobs, also as JSON."""
     write_sample(home, RUNNING)
-    for form, path in (({"location": str(home / "out" / "tiny")}, "/checkpoints"), ({}, "/jobs/local/tiny/checkpoints")):
+    output = str(home / "out" / "tiny")
+    for form, path in (({"location": output}, "/checkpoints"), ({}, "/jobs/local/tiny/checkpoints")):
         answer = dashboard.post(f"{path}/verify", {**form, "checkpoint": "checkpoint-10"})
         assert answer.status_code == 303
     pages = [f"/actions/{number}{kind}" for number in (1, 2) for kind in ("", ".json")]
