@@ -61,7 +61,7 @@ _STRANGER = 65534
 
 
 class Peer:
-    """A process that connects when it is told to go."""
+    """A process that connects after `begin`."""
 
     def __init__(self, name: str, *, user: int = 0, count: int = 1, waits: bool = True) -> None:
         arguments = [str(user), name.replace("\0", "@"), str(count), "waits" if waits else "-"]

@@ -225,6 +225,20 @@ def test_if_safepoint_is_killed_while_criu_runs_all_trees_run_on(
     assert trees.location.names() == []
 
 
+def test_an_interrupted_command_does_not_wait_for_a_criu_that_hangs(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives CRIU some seconds, and ends it. Nothing releases this one."""
+    monkeypatch.setenv("STAND_IN_FAULT", "dump 1 wait")
+    call = "from safepoint.transparent import freeze\nfreeze._INTERRUPTED_S = 0.1\n"
+    process = trees.start(f"{call}freeze_trees(criu, roots, location, is_running_after=False)")
+    trees.has_reached("dumped-1")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60 * PATIENCE) != 0
+    wait_for(trees.are_running, "all run")
+    assert trees.location.names() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_if_safepoint_is_killed_after_the_commit_all_trees_run_on(trees: Trees, number: signal.Signals) -> None:
     """The image is whole. It is not known yet whether the caller has recorded the end of the processes."""

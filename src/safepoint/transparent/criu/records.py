@@ -30,7 +30,7 @@ Fields = dict[int, list[int | bytes]]
 def open_paths(folder: Path) -> list[str]:
     """The paths of all files and folders that the processes have open or mapped, or are in.
 
-    Files that were deleted before the dump are left out: CRIU makes them anew from the image.
+    Files that were deleted before the dump are left out: CRIU makes them again from the image.
 
     Args:
         folder: the folder of a part, with CRIU's files.
