@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.transparent.criu import admission
 from safepoint.transparent.criu.messages import explain
 from safepoint.transparent.criu.program import Criu
 from tests.support.patience import PATIENCE
@@ -114,6 +115,26 @@ def test_only_frozen_processes_are_accepted(num_connections: int, tmp_path: Path
         for one in (stranger, *frozen):
             one.process.kill()
             one.process.wait()
+
+
+@pytest.mark.parametrize("reason", ["kernel", "process", "processor"])
+def test_without_the_protection_there_is_a_warning(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel refuses the filter, a process has one of its own, or the processor is another one."""
+
+    def refuse() -> int:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(admission, "is_seeing_all", lambda: True)
+    monkeypatch.setattr(admission, "_set_filter", refuse)
+    if reason == "process":
+        monkeypatch.setattr(admission, "_has_filter", lambda pid: True)
+    elif reason == "processor":
+        monkeypatch.setattr(admission, "_MACHINES", {})
+    Criu(path="true", version="4.2").run("dump", [], folder=tmp_path, log=tmp_path / "log", pids=[os.getpid()])
+    assert "change the image, because" in caplog.text
+    assert reason in caplog.text
 
 
 def test_data_for_a_restore_is_named() -> None:

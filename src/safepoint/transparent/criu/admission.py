@@ -13,6 +13,7 @@ CRIU. CRIU cannot dump processes that have a filter of their own while it has on
 import contextlib
 import ctypes
 import fcntl
+import functools
 import logging
 import os
 import platform
@@ -53,25 +54,30 @@ _PEER = struct.Struct("=3i")
 def only_for(pids: Iterable[int]) -> Generator[Callable[[Callable[[], Any]], Any]]:
     """Yield a function that starts CRIU by calling its argument. Only `pids` can connect to this CRIU.
 
+    If that is not possible, there is a warning.
+
     Args:
         pids: the processes that CRIU dumps.
     """
     allowed = frozenset(pids)
-    admission = None
-    if platform.machine() in _MACHINES and not any(map(_has_filter, allowed)):
+    if platform.machine() not in _MACHINES:
+        yield functools.partial(_unguarded, "Safepoint knows no calls of this kind of processor")
+    elif any(map(_has_filter, allowed)):
+        yield functools.partial(_unguarded, "a process has a seccomp filter")
+    else:
         admission = _Admission(allowed)
-    try:
-        yield _unguarded if admission is None else admission.start
-    finally:
-        if admission is not None:
+        try:
+            yield admission.start
+        finally:
             admission.close()
 
 
-def _unguarded(start: Callable[[], Any]) -> Any:
+def _unguarded(why: str, start: Callable[[], Any]) -> Any:
     if is_seeing_all():  # in a container, all processes trust each other
         _log.warning(
-            "other users of this machine can connect to CRIU during the dump, and could change the image, "
-            "because a process has a seccomp filter; freeze such processes only where you trust all users"
+            "other users of this machine can connect to CRIU during the dump and change the image, because %s; "
+            "freeze such processes only where you trust all users",
+            why,
         )
     return start()
 
@@ -105,10 +111,15 @@ class _Admission:
         """Call `start` on a thread with the filter, which the process that it starts inherits."""
         found: list[Any] = []
         failed: list[BaseException] = []
+        refused: list[OSError] = []
 
         def run() -> None:
             try:
                 self._notices = _set_filter()
+            except OSError as error:  # such as in a container whose runtime has a filter of this kind
+                refused.append(error)
+                return
+            try:
                 found.append(start())
             except BaseException as error:  # noqa: BLE001  it is raised below
                 failed.append(error)
@@ -116,6 +127,8 @@ class _Admission:
         thread = threading.Thread(target=run, name="safepoint-criu")  # a filter cannot be removed from a thread
         thread.start()
         thread.join()
+        if refused:
+            return _unguarded(f"the kernel refuses a filter for CRIU: {refused[0].strerror}", start)
         if failed:
             raise failed[0]
         self._thread = threading.Thread(target=self._answer_all, name="safepoint-criu-admission", daemon=True)
@@ -156,7 +169,11 @@ class _Admission:
         notice = bytearray(_NOTICE.size)
         fcntl.ioctl(self._notices, _RECEIVE, notice)
         call, pid, _, number, _, _, descriptor, *_ = _NOTICE.unpack(notice)
-        one = copy_of(pid, descriptor)
+        try:
+            one = copy_of(pid, descriptor)
+        except OSError:
+            self._continue(call)
+            return
         _, _, listen, _ = _MACHINES[platform.machine()]
         place = os.fstat(one.fileno()).st_ino
         if number == listen and one.family == socket.AF_UNIX and place not in self._listeners:
@@ -216,5 +233,5 @@ def _set_filter() -> int:
     library = ctypes.CDLL(None, use_errno=True)
     notices = library.syscall(seccomp, _SET_FILTER, _NEW_LISTENER, program)
     if notices < 0:
-        raise OSError(ctypes.get_errno(), f"no filter for CRIU: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return notices
