@@ -86,7 +86,7 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
                 raise FreezeError(
                     f"the temporary folder {printable(str(folder))} of the processes, or a folder above it, was made "
                     "by another user; nothing was restored",
-                    hint="find out who has made it, and delete it",
+                    hint="find out who has made it, and delete it; then try again",
                 )
             if is_new:
                 archive.extractall(folder, filter="data")
