@@ -81,6 +81,6 @@ def _environment(folder: Path) -> Mapping[str, str]:
 def _of_others(path: str, why: str) -> FreezeError:
     return FreezeError(
         f"{printable(path)}, or a folder above it, was made by another user, and {why}; nothing was restored",
-        hint="delete it, or if you trust its content, give it to root with `chown`; `safepoint resume` continues a job "
-        "from its newest checkpoint",
+        hint="delete it, or if you trust its content, give it to root with `chown`; `safepoint resume` continues a "
+        "job from its newest checkpoint",
     )

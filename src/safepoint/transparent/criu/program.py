@@ -47,6 +47,7 @@ class Criu:
         log: Path,
         pids: Sequence[int] = (),
         started: Callable[[int], None] | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         """Run CRIU, and wait for its end.
 
@@ -57,11 +58,12 @@ class Criu:
             log: the file for its log.
             pids: the processes that it dumps; no others can connect to it.
             started: called with the number of CRIU's process as soon as it runs.
+            inside: the command that starts another one in the namespaces where CRIU has to run.
 
         Raises:
             FreezeError: CRIU failed.
         """
-        command = self.command(action, arguments, folder=folder, log=log)
+        command = [*inside, *self.command(action, arguments, folder=folder, log=log)]
         # A file, not a pipe: if CRIU is killed, processes that it has started may hold the pipe open.
         with tempfile.TemporaryFile() as output:
 
