@@ -14,7 +14,7 @@ from safepoint.errors import FreezeError
 from safepoint.foundation.processes import number_inside
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.trees import processes_of
+from safepoint.transparent.criu.trees import name_of, processes_of
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(
@@ -29,11 +29,11 @@ _STRANGER = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"
 
 @contextmanager
 def inner_process(command: list[str]) -> Iterator[int]:
-    """The second process of a new PID namespace."""
+    """A process below the first one of a new PID namespace."""
     with subprocess.Popen([*command, "sh", "-c", "sleep 600 & wait"], stderr=subprocess.DEVNULL) as outer:
         try:
             deadline_s = time.monotonic() + 30 * PATIENCE
-            while not (found := [pid for pid in processes_of(outer.pid) if number_inside(pid) == 2]):
+            while not (found := [pid for pid in processes_of(outer.pid) if name_of(pid) == "sleep"]):
                 if outer.poll() is not None:
                     pytest.skip("namespaces cannot be made here")
                 assert time.monotonic() < deadline_s
