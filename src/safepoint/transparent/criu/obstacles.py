@@ -1,4 +1,7 @@
-"""Finds what CRIU cannot dump: before a process is stopped, as far as possible."""
+"""Finds what CRIU cannot dump, as far as possible before a process is stopped.
+
+CRIU itself would fail only after it has stopped all.
+"""
 
 import contextlib
 from collections.abc import Collection, Iterable
