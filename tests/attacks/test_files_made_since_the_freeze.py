@@ -118,16 +118,17 @@ def test_a_carried_folder_below_one_of_another_user(shared: Path, tmp_path: Path
     assert list((shared / "mine").iterdir()) == []
 
 
-def test_a_folder_for_compiled_code(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["torchinductor_me", "mine/torchinductor"])
+def test_a_folder_for_compiled_code(name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a reboot it is missing. It is made before the processes run, and refused if it is another user's."""
     monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
-    cache = shared / "torchinductor_me"
+    cache = shared / name
     (tmp_path / "proc" / "7").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "environ").write_text(f"A=b\0TORCHINDUCTOR_CACHE_DIR={cache}\0HOME=~\0")
     refuse_planted_folders([7], tmp_path / "proc")
     assert (cache.stat().st_uid, cache.stat().st_mode & 0o777) == (_OWNER, 0o700)
     refuse_planted_folders([7], tmp_path / "proc")
-    os.chown(cache, _STRANGER, -1)
+    os.chown(shared / Path(name).parts[0], _STRANGER, -1)
     with pytest.raises(FreezeError, match="find code or settings there"):
         refuse_planted_folders([7], tmp_path / "proc")
 

@@ -63,6 +63,8 @@ def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
 def _check_folder(path: str, user: int) -> None:
     if not os.path.lexists(path) and lies_in_shared_folder(path):
         with contextlib.suppress(OSError):  # the program would have to make it, and cannot either
+            for missing in reversed([one for one in Path(path).parents if not os.path.lexists(one)]):
+                os.mkdir(missing, 0o755)
             os.mkdir(path, 0o700)
             os.chown(path, user, -1, follow_symlinks=False)
     if is_planted(path, users={user}):
