@@ -1,7 +1,8 @@
 """Temporary folders of frozen processes, which an image carries along: they may be deleted before the restore.
 
 Each folder becomes a tar archive beside CRIU's files. Only the contents of the folder are in the archive, and it is
-restored only where nothing is: an archive cannot replace a file.
+restored only where nothing is: an archive cannot replace a file. If another user has made a folder in its place, the
+processes are not restored, because that user would decide what their files are.
 """
 
 import os
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, ImageError
+from safepoint.foundation.shared_folders.temporary import is_private_folder
 from safepoint.transparent.images.manifest import MOST_FILE_BYTES
 
 _FOLDER = "safepoint.folder"
@@ -33,6 +35,7 @@ def carry(folders: Iterable[Path], target: Path) -> None:
         path = target / f"carried-{number}.img"
         headers = {_FOLDER: str(folder.absolute())}
         with tarfile.open(path, "x", format=tarfile.PAX_FORMAT, pax_headers=headers) as archive:
+            archive.add(folder, arcname=".", recursive=False)  # an archive without an entry cannot be read
             for name in sorted(os.listdir(folder)):
                 archive.add(folder / name, arcname=name)
         if path.stat().st_size > MOST_FILE_BYTES - _RESERVE_BYTES:
@@ -53,22 +56,37 @@ def set_down(source: Path) -> list[Path]:
         The folders that were restored.
 
     Raises:
-        ImageError: an archive is invalid; nothing of it was restored.
-        OSError: a file cannot be written.
+        ImageError: an archive is invalid, or another user may have made a folder in the place of one; nothing was
+            restored.
+        OSError: a file cannot be written; nothing was restored.
     """
     restored: list[Path] = []
-    for path in sorted(source.glob(_NAMES)):
-        try:
-            with tarfile.open(path, "r:") as archive:
-                folder = Path(archive.pax_headers.get(_FOLDER, ""))
-                if not folder.is_absolute() or ".." in folder.parts:
-                    raise ImageError(f"{path.name} names no folder; nothing was restored")
-                if not os.path.lexists(folder):
-                    folder.mkdir(0o700)
-                    restored.append(folder)
-                    archive.extractall(folder, filter="data")
-        except tarfile.TarError as error:
-            for folder in restored:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error
+    try:
+        for path in sorted(source.glob(_NAMES)):
+            _set_down(path, restored)
+    except BaseException as error:
+        for folder in restored:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, tarfile.TarError):
+            raise ImageError(f"a temporary folder in the image is damaged: {error}; nothing was restored") from error
+        raise
     return restored
+
+
+def _set_down(path: Path, restored: list[Path]) -> None:
+    with tarfile.open(path, "r:") as archive:
+        folder = Path(archive.pax_headers.get(_FOLDER, ""))
+        if not folder.is_absolute() or ".." in folder.parts:
+            raise ImageError(f"{path.name} names no folder; nothing was restored")
+        try:
+            folder.mkdir(0o700)
+        except FileExistsError:
+            if not is_private_folder(folder):
+                raise ImageError(
+                    f"the processes need their temporary folder {folder}, and another user may have made what is "
+                    "there now; nothing was restored",
+                    hint="delete it or move it away, then try again",
+                ) from None
+            return
+        restored.append(folder)
+        archive.extractall(folder, filter="data")
