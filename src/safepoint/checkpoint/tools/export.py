@@ -15,7 +15,7 @@ from typing import cast
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from safepoint.checkpoint.format.read_ranges import ReadRanges
 from safepoint.checkpoint.format.verify import list_files
-from safepoint.checkpoint.remote.fetch import Window, check, windows_of
+from safepoint.checkpoint.remote.fetch import Window, check, check_room, windows_of
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
@@ -28,9 +28,8 @@ from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, sta
 from safepoint.checkpoint.weights.stored_weight import StoredWeight, gather
 from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from safepoint.errors import CheckpointError, StorageError, UsageError
-from safepoint.foundation import files
 from safepoint.foundation.shared_folders.leases import reading
-from safepoint.foundation.units import ByteCounter, format_bytes
+from safepoint.foundation.units import ByteCounter
 from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
@@ -42,7 +41,6 @@ _BESIDE = re.compile(
     r"|preprocessor_config\.json|processor_config\.json|[^.].*\.model"
 )
 """Small files that belong to a model."""
-_ROOM = 64 << 20
 
 
 def is_in_pieces(folder: StorePath) -> bool:
@@ -202,14 +200,12 @@ def _model(
 
 
 def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> None:
-    size_bytes = sum(file.size_bytes for file in model)
-    free = files.free_bytes(working)
-    if free < size_bytes + _ROOM:
-        raise StorageError(
-            f"{working} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)}, plus "
-            f"{format_bytes(_ROOM)} that must stay free; nothing was exported",
-            hint="free some space, or name another folder",
-        )
+    check_room(
+        working,
+        sum(file.size_bytes for file in model),
+        consequence="nothing was exported",
+        hint="free some space, or name another folder",
+    )
     place = LocalStore(Location.of_folder(working))
     for file in model:
         upload_verified(place, file.path, file, progress=counter.add)
