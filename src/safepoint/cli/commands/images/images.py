@@ -159,8 +159,8 @@ def prune(
     """Delete the images that --keep does not select, and that no kept image needs.
 
     These images always stay: the newest one, the newest valid one, damaged ones, those that are being read, and all
-    that one of these needs. The images of each key are counted by themselves. Exit code 11: an image is being written there. Exit code 13: an image could not be
-    deleted.
+    that one of these needs. The images of each key are counted by themselves. Exit code 11: an image is being written
+    there. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)
