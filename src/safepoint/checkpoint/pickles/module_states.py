@@ -21,6 +21,24 @@ _running = threading.local()
 """The guards of this thread: `refuse` is called with each name that a pickle contains. Only `_restricted` sets it."""
 
 
+def only_copies(module: torch.nn.Module) -> bool:
+    """Whether a module copies the tensors of a state that it loads, and keeps none of them, as torch's modules do.
+
+    Only then may the tensors be mapped from a file. A module that has a state of its own, or a hook, may keep them:
+    it would change, or end the process, when another person writes to the file or truncates it.
+    """
+    kind: Any = torch.nn.Module
+    for one in module.modules():
+        own, hooks = cast("Any", type(one)), cast("Any", one)
+        copies = own._load_from_state_dict is kind._load_from_state_dict or own.__module__.startswith("torch.nn.")
+        has_hooks = bool(hooks._load_state_dict_pre_hooks or hooks._load_state_dict_post_hooks)
+        if not copies or has_hooks or own.set_extra_state is not kind.set_extra_state:
+            return False
+        if own.load_state_dict is not kind.load_state_dict and not own.__module__.startswith("torch.nn."):
+            return False
+    return True
+
+
 @contextlib.contextmanager
 def checked_modules(where: object) -> Generator[None]:
     """While the block runs, restrict the pickles in the extra states that modules load in this thread.

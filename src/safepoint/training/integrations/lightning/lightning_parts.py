@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
-from safepoint.checkpoint.pickles.module_states import checked_modules
+from safepoint.checkpoint.pickles.module_states import checked_modules, only_copies
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
@@ -26,6 +26,8 @@ from safepoint.training.state.temporary_attributes import temporarily
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
 _MODEL = "model.ckpt"
+_COPIED = {"state_dict", "optimizer_states"}
+"""The parts of a checkpoint that may stay mapped until they are copied; see `restore_states`."""
 _COUNTS = {"total", "current", "_batches_that_stepped"}
 """The parts of the state of a loop that are counts, or hold them."""
 _SCORES = ("best_model_score", "current_score", "kth_value")
@@ -45,6 +47,8 @@ class LightningParts(Parts):
     def __init__(self, trainer: Any, place: Place) -> None:
         super().__init__(place)
         self._trainer = trainer
+        self._is_mapped = True
+        """Whether tensors of the checkpoint that is loaded may be mapped from its file."""
 
     def modules(self) -> list[torch.nn.Module]:
         """The LightningModule."""
@@ -91,6 +95,7 @@ class LightningParts(Parts):
             )
         # With weights_only=False, the user trusts the file.
         checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
+        self._is_mapped = self._copies_states()
         with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
             _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
@@ -113,12 +118,24 @@ class LightningParts(Parts):
             checked_scalers(path),
         ):
             restore()
-            for optimizer in self.optimizers():
+            for optimizer in self.optimizers() if self._is_mapped else []:
                 for parameter, state in optimizer.state.items():
                     optimizer.state[parameter] = _unmapped(state)
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
-        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO())
+        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(is_mapped=self._is_mapped))
+
+    def _copies_states(self) -> bool:
+        """Whether the module copies all tensors that it loads. A hook of the script may keep some."""
+        trainer = self._trainer
+        readers = [trainer.lightning_module, getattr(trainer, "datamodule", None), *trainer.callbacks]
+        has_hook = any(
+            "on_load_checkpoint" in vars(kind)
+            for reader in readers
+            for kind in cast("Any", type(reader)).__mro__
+            if not kind.__module__.startswith(("lightning.", "pytorch_lightning."))
+        )
+        return not has_hook and only_copies(trainer.lightning_module)
 
     @contextlib.contextmanager
     def _checked_callbacks(self) -> Generator[None]:
@@ -262,7 +279,14 @@ class DirectCheckpointIO(CheckpointIO):
     Lightning's own plugin serializes into memory first. Then twice the size of the state is needed in memory, and
     Safepoint could not intercept the tensors, which its keeper (the process that writes snapshots) has to write. See
     `lightning.pytorch.plugins.CheckpointIO`.
+
+    Args:
+        is_mapped: whether the tensors of the model and of the optimizers are mapped from the file. Then the model has
+            to copy them.
     """
+
+    def __init__(self, *, is_mapped: bool = False) -> None:
+        self._is_mapped = is_mapped
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file, and make its folder."""
@@ -272,7 +296,7 @@ class DirectCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file. Its tensors are mapped into memory, and read when they are used.
+        """Read a file.
 
         Args:
             path: the path of the file.
@@ -284,9 +308,14 @@ class DirectCheckpointIO(CheckpointIO):
             UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.
         """
         try:
+            options: dict[str, Any] = {"map_location": "cpu", "mmap": self._is_mapped}
             if weights_only is False:
-                return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-            return restricted_load(path, map_location="cpu", mmap=True)
+                found = torch.load(path, weights_only=False, **options)
+            else:
+                found = restricted_load(path, **options)
+            if not self._is_mapped:
+                return found
+            return {name: one if name in _COPIED else _unmapped(one) for name, one in found.items()}
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything
