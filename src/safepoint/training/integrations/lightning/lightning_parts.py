@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules, only_copies
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
@@ -20,7 +21,6 @@ from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import NUMBER
 from safepoint.training.plain.state.parts import Parts
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"

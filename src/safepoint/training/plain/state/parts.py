@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules, only_copies
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
@@ -28,7 +29,6 @@ from safepoint.training.plain.state.part_checks import (
 )
 from safepoint.training.plain.state.sharded import sharded_parts
 from safepoint.training.state.base_model import base_entries, base_of, has_adapters, without
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import load_plain
 
 _SHARDS = "sharded"

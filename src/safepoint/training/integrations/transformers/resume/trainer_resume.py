@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
@@ -46,7 +47,6 @@ from safepoint.training.integrations.transformers.sharding.repartition import fo
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 
