@@ -31,6 +31,7 @@ from safepoint.training.integrations.transformers.resume.counters import (
     TrainerCounters,
     limit_callbacks,
     restore_callbacks,
+    uses_completions,
 )
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
 from safepoint.training.integrations.transformers.resume.generation_settings import load_generation_settings
@@ -75,6 +76,8 @@ class TrainerResume:
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
         self._has_begun = False
+        self._completions: Any = None
+        """The completions of the checkpoint, which a trainer of TRL still has to train on; see `counters`."""
         self._is_deferred_work_done = False
         self.is_regular = True
         """Whether every step of the run had the batch geometry `geometry`."""
@@ -166,6 +169,8 @@ class TrainerResume:
         if self._point is not None:
             overrides.override(trainer, "_issue_warnings_after_load", self._weights_loaded)
             overrides.override(trainer, "_load_callback_state", self._load_callbacks)
+        if self._state is not None and self._state.counted.has_completions:
+            overrides.override(trainer, "training_step", self._training_step)
         if not self.is_regular or (self._point is not None and self.geometry.num_samples is None):
             overrides.override(trainer, "_init_training_state", self._initial_position)
 
@@ -193,6 +198,7 @@ class TrainerResume:
                 return DeferredWork()
             self._state.loss.restore(self._trainer)
             self._counted_in(self._state).restore(self._trainer)
+            self._completions = vars(self._trainer).get("_buffered_inputs")
             load_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
@@ -316,6 +322,13 @@ class TrainerResume:
         rng, self._rng_to_restore = self._rng_to_restore, None
         if rng is not None:
             restore_rng(rng)
+
+    def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Train on a micro-batch. An error names the checkpoint while its completions are trained on."""
+        if self._point is None or not uses_completions(self._trainer, self._completions):
+            return original(*args, **kwargs)
+        with states_of(self._point.path):
+            return original(*args, **kwargs)
 
     def _initial_position(self, original: Callable[..., Any], *args: Any) -> tuple[int, int]:
         original(*args)
