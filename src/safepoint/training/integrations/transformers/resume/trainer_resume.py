@@ -198,7 +198,7 @@ class TrainerResume:
                 return DeferredWork()
             self._state.loss.restore(self._trainer)
             self._counted_in(self._state).restore(self._trainer)
-            self._completions = vars(self._trainer).get("_buffered_inputs")
+            self._completions = getattr(self._trainer, "_buffered_inputs", None)
             load_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
