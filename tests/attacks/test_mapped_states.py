@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from safepoint.checkpoint.pickles.module_states import only_copies
+from safepoint.checkpoint.pickles.module_states import only_copies, unmapped
 from safepoint.foundation.environment import Place
 from safepoint.snapshot.checkpointer import load_state
 from safepoint.training.plain.state.parts import NamedParts
+from safepoint.training.state.data_only import only_data
 
 _SIZE = 64
 
@@ -128,7 +130,16 @@ class Hook(Extra):
         self.extra = state.pop("extra")
 
 
-@pytest.mark.parametrize("way", ["checkpointer", "session"])
+def _of_a_framework(folder: Path, loaded: torch.nn.Module) -> None:
+    """The Trainer and Accelerate load files of safetensors, which are mapped."""
+    save_file(
+        {name: one.detach() for name, one in torch.load(folder / "model.pt").items()}, folder / "model.safetensors"
+    )
+    with only_data(folder):
+        loaded.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+
+
+@pytest.mark.parametrize("way", ["checkpointer", "session", "framework"])
 @pytest.mark.parametrize("kind", [Extra, Own, Hook])
 def test_what_a_module_keeps(kind: type[Extra], way: str, tmp_path: Path) -> None:
     saved, loaded = kind(), kind()
@@ -136,17 +147,41 @@ def test_what_a_module_keeps(kind: type[Extra], way: str, tmp_path: Path) -> Non
     torch.save(saved.state_dict(), tmp_path / "model.pt")
     if way == "checkpointer":
         load_state(tmp_path, {"model": loaded})
-    else:
+    elif way == "session":
         NamedParts({"model": loaded}, Place()).load(tmp_path)
-    overwrite(tmp_path / "model.pt")
+    else:
+        _of_a_framework(tmp_path, loaded)
+    for path in tmp_path.iterdir():
+        overwrite(path)
     assert loaded.extra.sum() == 10_000
 
 
 def test_modules_of_torch_only_copy() -> None:
-    """Their files are still mapped, so that a model of any size is loaded in little memory."""
+    """Their states are not copied before, so that a model of any size is loaded in little memory."""
     layers = torch.nn.TransformerEncoderLayer(8, 2), torch.nn.BatchNorm1d(2), torch.nn.Embedding(2, 2)
     assert only_copies(torch.nn.ModuleList(layers))
     assert not any(only_copies(torch.nn.Sequential(kind())) for kind in (Extra, Own, Hook))
+
+
+def test_parameters_that_are_replaced(tmp_path: Path) -> None:
+    """With `assign=True`, the loaded tensors become the parameters."""
+    save_file({"weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    loaded = torch.nn.Linear(2, 2, bias=False)
+    with only_data(tmp_path):
+        loaded.load_state_dict(load_file(tmp_path / "model.safetensors"), assign=True)
+    overwrite(tmp_path / "model.safetensors")
+    assert loaded.weight.sum() == 4
+
+
+def test_copies_of_a_state() -> None:
+    """They keep the versions of the modules, and what is no tensor."""
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    state["extra"] = {"tensors": [torch.ones(2)], "text": "x"}
+    copied = unmapped(state)
+    assert copied._metadata == state._metadata
+    assert list(copied) == list(state)
+    assert copied["extra"]["text"] == "x"
+    assert copied["extra"]["tensors"][0].data_ptr() != state["extra"]["tensors"][0].data_ptr()
 
 
 @pytest.mark.parametrize("is_mapped", [True, False])

@@ -25,7 +25,7 @@ from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.checkpoint.pickles.loading import states_of
-from safepoint.checkpoint.pickles.module_states import checked_modules, only_copies
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
@@ -418,10 +418,9 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         if not path.exists():
             raise KeyError(f"{folder} has no {key}.pt")
         try:
-            # What is kept of the loaded tensors must not change, or end the process, when another person writes to
-            # the file or truncates it.
-            is_copied = isinstance(value, torch.nn.Module) and only_copies(value)
-            content = restricted_load(path, map_location="cpu", mmap=is_copied)
+            # Only a module copies the loaded tensors, or gets copies (`checked_modules`). What others keep must not
+            # change, or end the process, when another person writes to the file or truncates it.
+            content = restricted_load(path, map_location="cpu", mmap=isinstance(value, torch.nn.Module))
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
 from safepoint.checkpoint.pickles.loading import states_of
-from safepoint.checkpoint.pickles.module_states import checked_modules, only_copies
+from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
@@ -95,7 +95,7 @@ class LightningParts(Parts):
             )
         # With weights_only=False, the user trusts the file.
         checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
-        self._is_mapped = self._copies_states()
+        self._is_mapped = not self._has_hook()
         with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
             _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
@@ -120,22 +120,21 @@ class LightningParts(Parts):
             restore()
             for optimizer in self.optimizers() if self._is_mapped else []:
                 for parameter, state in optimizer.state.items():
-                    optimizer.state[parameter] = _unmapped(state)
+                    optimizer.state[parameter] = unmapped(state)
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(is_mapped=self._is_mapped))
 
-    def _copies_states(self) -> bool:
-        """Whether the module copies all tensors that it loads. A hook of the script may keep some."""
+    def _has_hook(self) -> bool:
+        """Whether a hook of the script gets the whole checkpoint. It may keep tensors of it."""
         trainer = self._trainer
         readers = [trainer.lightning_module, getattr(trainer, "datamodule", None), *trainer.callbacks]
-        has_hook = any(
+        return any(
             "on_load_checkpoint" in vars(kind)
             for reader in readers
             for kind in cast("Any", type(reader)).__mro__
             if not kind.__module__.startswith(("lightning.", "pytorch_lightning."))
         )
-        return not has_hook and only_copies(trainer.lightning_module)
 
     @contextlib.contextmanager
     def _checked_callbacks(self) -> Generator[None]:
@@ -160,19 +159,6 @@ class LightningParts(Parts):
                 elif cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
                     stack.enter_context(_with_own_kinds(callback))
             yield
-
-
-def _unmapped(value: Any) -> Any:
-    """A copy of an optimizer's state in which no tensor is mapped from a file.
-
-    On a CPU, an optimizer keeps the loaded tensors. If they were mapped, they would change, or end the process, when
-    another person writes to the file or truncates it.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.clone() if value.device.type == "cpu" else value
-    if isinstance(value, dict):
-        return {name: _unmapped(one) for name, one in cast("dict[Any, Any]", value).items()}
-    return list(map(_unmapped, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
@@ -315,7 +301,7 @@ class DirectCheckpointIO(CheckpointIO):
                 found = restricted_load(path, **options)
             if not self._is_mapped:
                 return found
-            return {name: one if name in _COPIED else _unmapped(one) for name, one in found.items()}
+            return {name: one if name in _COPIED else unmapped(one) for name, one in found.items()}
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything

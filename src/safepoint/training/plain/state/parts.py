@@ -13,7 +13,7 @@ import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.pickles.loading import states_of
-from safepoint.checkpoint.pickles.module_states import checked_modules, only_copies
+from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
@@ -208,11 +208,11 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # Most modules copy the loaded tensors into their own tensors, so that these can be mapped from the file.
-            # An optimizer or another part may keep the loaded tensors, so its file is read into memory.
+            # A module copies the loaded tensors, or gets copies (`checked_modules`), so they can be mapped from the
+            # file. An optimizer or another part may keep them, so its file is read into memory.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
-            state = load_plain(path, is_copied=is_module and only_copies(self._parts[name]))
+            state = load_plain(path, is_copied=is_module)
             with states_of(path):
                 difference = first_difference(shapes_of(state), shapes_of(part.state_dict())) if is_module else ""
                 if isinstance(part, torch.optim.Optimizer):
