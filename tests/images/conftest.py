@@ -1,10 +1,22 @@
 """All tests in this folder freeze real processes, with CRIU, as root."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.criu import unavailable
+
+_NUMBERS = Path("/proc/sys/kernel/pid_max")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def many_numbers() -> Iterator[None]:
+    """On a busy machine with few numbers, that of an ended process is soon taken. systemd allows as many, too."""
+    before = _NUMBERS.read_text()
+    _NUMBERS.write_text(str(1 << 22))
+    yield
+    _NUMBERS.write_text(before)
 
 
 @pytest.fixture(autouse=True)

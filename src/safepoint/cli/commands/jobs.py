@@ -225,8 +225,7 @@ def resume(
 ) -> None:
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
-    Newer checkpoints than that of --from are moved aside. On a cluster, a failed job cannot be resumed; submit it
-    again.
+    With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be resumed; submit it again.
     """
     with open_jobs(on, namespace, name) as jobs:
         if step is not None and not isinstance(jobs, LocalJobs):
