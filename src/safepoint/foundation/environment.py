@@ -401,7 +401,7 @@ def _stranger_of(folder: Path) -> int | None:
     """The user who has decided which group or access control list new files in `folder` get.
 
     None if that is this user or root, or if the folder passes nothing on. A folder with the set-group-ID bit passes
-    its group on to new files. Every folder passes its default access control list on, also to new folders in it.
+    its group on to new files. Every folder passes its default access control list on to new folders in it, too.
     """
     for one in (folder, *folder.parents):
         found = os.stat(one)

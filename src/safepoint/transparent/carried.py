@@ -1,4 +1,4 @@
-"""Temporary folders of frozen processes, which an image carries along: they may be deleted before the restore.
+"""Temporary folders of frozen processes, which an image contains because they may be deleted before the restore.
 
 Each folder becomes a tar archive beside CRIU's files. Only the contents of the folder are in the archive, and it is
 restored only where nothing is: an archive cannot replace a file. If another user has made a folder in its place, the

@@ -1,10 +1,10 @@
 """Freezes process trees into one image, all at the same moment.
 
-The order of the steps: look for everything that is known to fail; stop all processes; dump all trees; let the
-processes run on, or keep them stopped until the image is committed, and end them.
+The order of the steps: look for everything that is known to fail; stop all processes; dump all trees. Then either let
+the processes run on, or keep them stopped, commit the image, and end them.
 
-Promises: either the image is committed, or the processes run on and nothing is left of it, also if Safepoint, CRIU or
-one of the processes is killed.
+Promises: either the image is committed, or the processes run on and nothing is left of the image, even if Safepoint,
+CRIU or one of the processes is killed.
 """
 
 import itertools
@@ -67,13 +67,13 @@ def freeze_trees(
 
     Args:
         criu: the CRIU to use.
-        roots: the root processes; the image has a part for each, in this order. Processes that are connected must
-            all be below one of them.
+        roots: the root processes; the image has a part for each, in this order. If two processes are connected, both
+            must belong to these trees.
         location: where the image will be. It refers to pages of the newest image there, if that is valid.
         is_running_after: whether the processes run on; otherwise they are ended when the image is committed.
         carried: the temporary folders of root processes, which are restored with them.
-        before_end: called when the image is committed, before the processes are ended. If it raises an exception,
-            they run on. Not called if they run on in any case.
+        before_end: called when the image is committed, before the processes are ended. If it raises an exception, the
+            processes run on. It is not called with `is_running_after`.
         progress: called with the number of bytes of pages stored since the last call.
 
     Raises:
@@ -147,7 +147,7 @@ def _refuse_overlap(trees: Mapping[int, Sequence[int]]) -> None:
 
 
 def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard: Guard) -> list[Dump]:
-    """Dump all trees at once. If one fails, wait for the others: they leave everything as it was."""
+    """Dump all trees at once. If a dump fails, wait for the others, because each dump restores its processes."""
 
     def dump(number: int, root: int) -> Dump:
         folder = stage / part_name(number)

@@ -1,7 +1,7 @@
 """Temporary folders for what no other user may read, such as the memory of processes.
 
-Promises: such a folder is deleted at the end of the `with` block; if its process is killed before, the next process
-that makes one in the same place deletes it.
+Promises: such a folder is deleted at the end of the `with` block. If its process is killed before, the next process
+that makes such a folder in the same place deletes it.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """Restores the processes of an image, all trees at one moment.
 
 The order of the steps: check the whole image, and the images that it needs; restore all trees up to the point where
-no process runs yet; let all go on.
+no process runs yet; let all of them run.
 
-Promises: CRIU is started only after everything was checked. What CRIU restores from is byte for byte what it had
-written. Either all trees go on or, also if Safepoint or CRIU is killed, none.
+Promises: CRIU is started only after everything was checked, and restores from files that are byte for byte those that
+it had written. Either all trees run or none, even if Safepoint or CRIU is killed.
 """
 
 import contextlib

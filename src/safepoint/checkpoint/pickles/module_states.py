@@ -83,12 +83,12 @@ def unmapped(value: Any) -> Any:
     truncates it.
     """
     if isinstance(value, torch.Tensor):
-        return value.clone() if value.device.type == "cpu" else value
+        return value.detach().clone() if value.device.type == "cpu" else value
     if isinstance(value, dict):
         state = cast("dict[Any, Any]", value)
         copied: dict[Any, Any] = OrderedDict[Any, Any]() if isinstance(state, OrderedDict) else {}
         copied.update((name, unmapped(one)) for name, one in state.items())
-        if hasattr(state, _VERSIONS):
+        if isinstance(copied, OrderedDict) and hasattr(state, _VERSIONS):
             setattr(copied, _VERSIONS, getattr(state, _VERSIONS))
         return copied
     return list(map(unmapped, cast("list[Any]", value))) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What an action on a job means, before it is done; the action itself; and what became of it, with the receipt."""
+"""The pages of an action on a job: what it would do, the action itself, and its result with the receipt."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -77,7 +77,7 @@ async def act(request: Request) -> Response:
 
 
 def _doing(action: Action, form: Mapping[str, str], name: str) -> Callable[[JobPlace[Any]], Outcome]:
-    """The function that does it.
+    """The function that carries out the action.
 
     Raises:
         Refusal: the form is not valid; nothing was done.
@@ -177,7 +177,7 @@ def _document(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
 
 
 async def work(request: Request) -> Response:
-    """What became of an action."""
+    """The result of an action."""
     found = context_of(request).works.get(request.path_params["number"])
     if found is None:
         raise NotFoundError("this dashboard knows no such action", hint="it was started again since; see the job")

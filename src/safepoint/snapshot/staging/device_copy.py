@@ -201,7 +201,7 @@ def _joined(
 def _copy(stream: Any, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Any:
     """Start copies on a stream; returns the event at their end.
 
-    One call starts all copies. It runs without the interpreter's lock, so the training's thread goes on.
+    One call starts all copies. It runs without the interpreter's lock, so the training's thread continues.
     """
     with _cuda.stream(stream):
         _foreach_copy(targets, sources, non_blocking=True)

@@ -55,7 +55,7 @@ class _Plan:
 
     Args:
         pieces: the pieces of the image.
-        guard: finds the tensors that only an optimizer changes; None: any tensor may change at any time.
+        guard: finds the tensors that only an optimizer changes. If None, any tensor may change at any time.
     """
 
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:

@@ -218,7 +218,7 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_outside_training(self) -> None:
-        """End the process at once: SIGTERM arrived outside a training, where nothing can be saved."""
+        """End the process without a save: SIGTERM arrived outside a training. First wait for the newest upload."""
         with self._ending:
             if self.interrupted is not None:  # another thread has ended the run already
                 self.end_now(self.interrupted.exit_code)

@@ -2,7 +2,7 @@
 
 - A handler only sets a flag, and calls the handler that was installed before.
 - In the training loop, a second SIGINT ends the process at once.
-- Outside the training loop, SIGTERM ends the process promptly, as it does without Safepoint.
+- Outside the training loop, SIGTERM ends the process, after the upload of the newest checkpoint if there is one.
 - Inside the loop, the watch thread ends the process at the deadline, even if the loop hangs.
 
 How the ranks agree to stop is in `safepoint.training.collective.vote`.

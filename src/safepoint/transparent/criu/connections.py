@@ -1,4 +1,4 @@
-"""Undoes what a killed CRIU leaves at the TCP connections of processes: the kernel's repair mode.
+"""Ends the kernel's repair mode, in which a killed CRIU leaves the TCP connections of processes.
 
 CRIU sets a connection to repair mode while it reads its queues. The connection sends nothing until the mode is ended,
 which CRIU does itself unless it is killed.

@@ -1,7 +1,7 @@
 """A small process that undoes a freeze or a restore if Safepoint is killed meanwhile.
 
 If Safepoint ends before `release`, for any reason, the kernel closes its end of a pipe. Then the guard waits until
-CRIU has ended too, sends a signal to the processes that it knows, and deletes the raw pages. It is a shell, so it
+CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages. It is a shell, so it
 starts in a millisecond, and it has a session of its own, so signals to the group of the command do not reach it.
 """
 

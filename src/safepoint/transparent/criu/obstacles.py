@@ -1,4 +1,4 @@
-"""Finds what CRIU cannot dump, before a process is stopped: it would fail after it has stopped all of them."""
+"""Finds, before a process is stopped, what CRIU cannot dump. CRIU itself would fail only after it has stopped all."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Finds CRIU on this machine, and runs it.
 
 CRIU before 4.2 cannot dump TCP sockets on kernel 6.18, and older ones fail on kernel 6.13 and newer. They are refused
-before anything is frozen. `/etc/criu/default.conf` does not count: what is frozen must not depend on it.
+before anything is frozen. `/etc/criu/default.conf` is ignored, so that images do not depend on it.
 """
 
 import os

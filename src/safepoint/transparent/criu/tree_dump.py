@@ -1,11 +1,11 @@
 """Dumps one process tree with CRIU, and restores it.
 
 A restored process has the number that it had. If a process of this machine has one of these numbers, the tree is
-restored in a new PID namespace, where all numbers are free. It ends when the first process of the namespace, CRIU, is
-killed. To dump it again, CRIU enters that namespace: from outside, it dumps only whole namespaces.
+restored in a new PID namespace, where all numbers are free. The namespace ends when its first process, CRIU, is
+killed. To dump the tree once more, CRIU enters this namespace: from outside, it dumps only whole namespaces.
 
 CRIU does not lock the network, so it leaves no rule of a firewall behind: the caller has stopped both ends of each
-connection between the trees. When a tree is dumped, its processes are still stopped, and when it is restored, too.
+connection between the trees. After a dump, the processes are still stopped. After a restore, they are stopped, too.
 """
 
 import os
