@@ -3,6 +3,7 @@
 The image is authentic. Its processes are not those of the job, which would go on with another program.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safepoint.transparent.images.manifest import ImageManifest
 from safepoint.transparent.images.store_dump import Dump, store_dumps
 from tests.support.criu_images import MACHINE, dump
 from tests.unit.jobs.local.test_job_images import freeze, place, restored, start, thaw
-from tests.unit.jobs.local.test_supervisor import Place
+from tests.unit.jobs.local.test_supervisor import Place, wait_until
 
 __all__ = ["place", "restored"]
 _FREE = 4_000_050
@@ -38,7 +39,9 @@ def replace_image(tmp_path: Path, *, num_parts: int) -> ImageManifest:
 
 
 def is_running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return False
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the folder of an image must be private")
@@ -52,5 +55,5 @@ def test_the_job_does_not_go_on_with_it(place: Place, tmp_path: Path, num_parts:
     assert place.job().state is JobState.SUSPENDED
     pids = [int(path.read_text()) for path in tmp_path.glob("restored-?")]
     assert pids
-    assert not any(map(is_running, pids))
+    wait_until(lambda: not any(map(is_running, pids)))
     assert job_folder("a").exists()
