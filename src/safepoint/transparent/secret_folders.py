@@ -13,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from safepoint.foundation.files import delete_tree
+from safepoint.foundation.volumes.mounts import mounted_by_others
 
 _NUM_TRIES = 100
 
@@ -28,9 +29,11 @@ def secret_folder(parent: Path, prefix: str) -> Generator[Path]:
     Raises:
         OSError: the folder cannot be made.
     """
+    real, others = Path(os.path.realpath(parent)), mounted_by_others()
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            _delete_left(path)
+            if real / path.name not in others:  # such a file system may never answer
+                _delete_left(path)
     folder, descriptor = _make(parent, prefix)
     try:
         yield folder

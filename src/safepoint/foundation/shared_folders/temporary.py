@@ -141,19 +141,6 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     return False
 
 
-def is_private_folder(folder: Path) -> bool:
-    """Whether this user owns `folder`, and no other user may write to it. A link is no folder.
-
-    Other users may make folders in the temporary folder under any name that is free.
-
-    Raises:
-        OSError: there is nothing at `folder`, or it cannot be looked at.
-    """
-    status = folder.lstat()
-    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return is_private and status.st_uid == os.geteuid()
-
-
 def _has_room() -> bool:
     with contextlib.suppress(OSError):
         status = os.statvfs(_IN_MEMORY)

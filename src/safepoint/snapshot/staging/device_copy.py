@@ -1,6 +1,6 @@
 """Copies from CUDA devices into pinned memory, on separate streams while training continues.
 
-The targets of the copies are images: the future bytes of files, in memory.
+The targets of the copies are images: the bytes that files will have, in memory.
 
 The copies begin after the work that is queued in the training's current stream (the computing stream). The work of
 the next optimizer step waits for the copies, on the device; the host does not wait. The copies do not wait for work

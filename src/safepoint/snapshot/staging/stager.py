@@ -1,4 +1,4 @@
-"""Copies images (the future bytes of files) into shared memory on a thread of its own, while training continues.
+"""Copies images (the bytes that files will have) into shared memory on a thread of its own, while training continues.
 
 A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
 code. A block is a piece of shared memory that holds images. The watermark of a block is the number of bytes, from the

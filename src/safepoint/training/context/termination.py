@@ -84,9 +84,9 @@ class Termination:
 
         Args:
             check_step: called on the watch thread after a stop request. If the running step cannot be finished in
-                time, the function may request that the keeper (the process that writes snapshots to disk) saves an
-                earlier snapshot and then ends this process. The function returns the seconds until the next call, or
-                None if only a further signal requires a call.
+                time, the function may request a save of an earlier snapshot. The keeper, the process that writes
+                snapshots to disk, saves the snapshot and then ends this process. The function returns the seconds
+                until the next call, or None if only a further signal requires a call.
         """
         for number in _SIGNALS:
             current = signal.getsignal(number)

@@ -9,8 +9,8 @@ The agent starts and supervises the ranks of one node. It is torch's `LocalElast
   are killed at once, if their records state that they have nothing to save (`RankRecord.can_be_killed`).
 - At a restart, the nodes do not exchange their numbers of ranks again, because the nodes of a job do not change.
 - Ranks that Safepoint ended are not restarted.
-- If the program fails before its first step, and the ranks have not been restarted before, they are not restarted,
-  because the program would fail in the same way again.
+- If a rank exits with an error code before the first step, and the ranks have not been restarted before, they are not
+  restarted, because the program would fail in the same way again. If a signal killed the rank, they are restarted.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.
@@ -348,8 +348,8 @@ class SafepointAgent(PatientAgent):
     def _is_final(self, exit_codes: dict[int, int], records: dict[int, RankRecord]) -> bool:
         """Whether the ranks must not be restarted.
 
-        They are not restarted if a stop was requested, if Safepoint ended them, or if the program failed before its
-        first step and the ranks have not been restarted before.
+        They are not restarted if a stop was requested, if Safepoint ended them, or if a rank exited with an error
+        code before the first step and the ranks have not been restarted before.
 
         Args:
             exit_codes: rank → exit code of the ranks that ended by themselves, negative for a signal.

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -17,7 +18,7 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, write_atomic
 from safepoint.foundation.processes import with_number_inside
-from safepoint.foundation.shared_folders.temporary import is_private_folder, possible_parents, private_parent
+from safepoint.foundation.shared_folders.temporary import possible_parents, private_parent
 from safepoint.foundation.volumes.mounts import mounted_by_others
 
 _PREFIX = "safepoint-"
@@ -60,7 +61,7 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
 def _remove_abandoned(parent: Path) -> None:
     for folder in _folders_in(parent):
         with contextlib.suppress(OSError):  # its launcher still runs, or another launcher removes the folder
-            if is_private_folder(folder) and (folder / _LOCK).exists():
+            if _is_ours(folder) and (folder / _LOCK).exists():
                 lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
                 if lock is not None:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -79,7 +80,7 @@ def running_launchers() -> list[tuple[Path, int]]:
     for parent in possible_parents():
         for folder in _folders_in(parent):
             with contextlib.suppress(OSError, ValueError):
-                if not is_private_folder(folder) or not (folder / _LOCK).exists():
+                if not _is_ours(folder) or not (folder / _LOCK).exists():
                     continue
                 try:
                     lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
@@ -92,6 +93,16 @@ def running_launchers() -> list[tuple[Path, int]]:
                     if lock is not None:
                         lock.release()
     return found
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this user owns `folder`, and no other user may write to it.
+
+    Such a check is needed, because other users may make folders in the same place.
+    """
+    status = folder.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return is_private and status.st_uid == os.geteuid()
 
 
 def share_event_stream(folder: str | None, stream: Path) -> None:
