@@ -13,8 +13,9 @@ import pytest
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import read_manifest, verify
-from safepoint.checkpoint.remote.publish import finish_parts
+from safepoint.checkpoint.remote.publish import Published, finish_parts, publish
 from safepoint.checkpoint.remote.remote_folder import PARTS, UNFINISHED, RemoteFolder
+from safepoint.checkpoint.remote.verified_upload import UploadRecord
 from safepoint.checkpoint.tools import atomic_export
 from safepoint.checkpoint.tools.atomic_export import MARK, check_empty, clean_export
 from safepoint.checkpoint.tools.inventory import Inventory
@@ -180,3 +181,20 @@ class TestMarksOfParts:
         self._mark(store, dataclasses.replace(manifest, files=manifest.files[:1]))
         assert finish_parts(RemoteFolder(store)) == []
         assert verify(folder).is_valid
+
+
+def test_an_invalid_manifest_in_the_checkpoint_of_another_program(store: FaultyStore, tmp_path: Path) -> None:
+    """A run saves this step. It replaces files of the same names, and deletes no others."""
+    folder = write_foreign(store.location.folder, 8)
+    others = {path.name for path in folder.iterdir()} - {"model.safetensors"}
+    for path in folder.iterdir():
+        _make_older(path, 600)
+    _put(store, f"checkpoint-8/{MANIFEST_NAME}", b"{}")
+    output = prepared(tmp_path / "out")
+    saved = commit(output, 8)
+    manifest = read_manifest(saved)
+    assert (
+        publish(RemoteFolder(store), saved, manifest, name="checkpoint-8", sent=UploadRecord(None)) is Published.NOW
+    )
+    assert verify(folder).is_valid
+    assert set(verify(folder).strays) == others

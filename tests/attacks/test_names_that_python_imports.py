@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.checkpoint.tools import obeyed_names
 from safepoint.checkpoint.tools.copy import export
 from safepoint.checkpoint.tools.export import export_pieces, is_in_pieces
 from safepoint.checkpoint.tools.inventory import open_inventory
 from safepoint.checkpoint.tools.obeyed_names import is_obeyed
-from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location
 from tests.support.checkpoints import commit, prepared
 
@@ -34,15 +34,34 @@ _RUN = [
     "onnx/Makefile",
     "flake.nix",
     "docker-compose.override.yml",
+    "psutil.py",
+    "sympy.py",
+    "google/__init__.py",
+    "IPython/__init__.py",
+    "wandb/settings",
+    "wandb.py",
+    "pylintrc",
+    "gunicorn.conf.py",
+    "ansible.cfg",
+    "jupyter_server_config.py",
+    "jupyter_config.json",
+    "ipython_config.py",
+    "manage.py",
+    "webpack.config.mjs",
+    "gulpfile.js",
+    "Tiltfile",
+    "config.properties",
 ]
 _KEPT = [
     "README.md",
     "added_tokens.json",
     "config.json",
     "configuration_chatglm.py",
+    "configuration_utils.py",
     "custom_generate/generate.py",
     "model.safetensors",
     "modeling_chatglm.py",
+    "modeling_utils.py",
     "onnx/json/weights.bin",
     "quantization.py",
     "requirements.txt",
@@ -68,7 +87,7 @@ def test_an_export_of_pieces_leaves_them_out(tmp_path: Path) -> None:
     for name in ("tokenizers.py", "tokenizer.json", "vocab.txt", "tokenizer.py"):
         (folder / name).write_text("x")
     store = open_inventory(str(folder))[0].store
-    assert is_in_pieces(browse(store))
+    assert is_in_pieces(store)
     found = export_pieces(store, "", Location.of_folder(tmp_path / "model"))
     assert "tokenizers.py" not in found
     assert {"tokenizer.json", "vocab.txt"} < set(found)
@@ -82,3 +101,20 @@ def test_each_name(path: str) -> None:
 @pytest.mark.parametrize("path", _KEPT)
 def test_names_of_models(path: str) -> None:
     assert not is_obeyed(path)
+
+
+def test_modules_that_are_installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No list names them all."""
+    place = tmp_path / "site-packages"
+    (place / "a_package_without_a_file").mkdir(parents=True)
+    for name in ("one_module.py", "compiled.cpython-311-x86_64-linux-gnu.so"):
+        (place / name).touch()
+    monkeypatch.syspath_prepend(place)
+    obeyed_names._installed.cache_clear()
+    for path in ("one_module.py", "One_Module.pyc", "compiled.py", "a_package_without_a_file/__init__.py"):
+        assert is_obeyed(path), path
+    assert not is_obeyed("another_module.py")
+    assert not is_obeyed("onnx/one_module.py")
+    monkeypatch.undo()
+    obeyed_names._installed.cache_clear()
+    assert not is_obeyed("one_module.py")

@@ -12,9 +12,9 @@ import torch
 from transformers import DefaultFlowCallback, EarlyStoppingCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler, ExportableState, TrainerControl
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import CheckpointError
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
-from safepoint.training.state.loading import states_of
 
 
 class Writes(TrainerCallback, ExportableState):

@@ -1,17 +1,20 @@
 """A stranger's file or object lies among those of a checkpoint: it is reported, never loaded, and does no harm."""
 
+import io
 import json
 import os
 import uuid
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from safepoint.checkpoint.format.catalog import newest_valid
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.tools.copy import copy
-from safepoint.checkpoint.tools.inventory import Inventory
+from safepoint.checkpoint.tools.export import export_item
+from safepoint.checkpoint.tools.inventory import Inventory, open_inventory
 from safepoint.cli.commands.checkpoints import app
 from safepoint.foundation.environment import Place
 from safepoint.settings.run_settings import RunSettings
@@ -117,3 +120,43 @@ def test_a_resume_goes_on_without_strays(way: str, tmp_path: Path) -> None:
     assert verdict.is_valid
     assert verdict.strays == ()
     assert len(list(tmp_path.rglob("scaler.pt"))) == 1
+
+
+def _saved(value: object) -> bytes:
+    content = io.BytesIO()
+    torch.save(value, content)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    "strays",
+    [
+        ["tokenizer.json", "chat_template.jinja", "generation_config.json"],
+        [".metadata"],
+        ["pytorch_model_fsdp_0/.metadata"],
+        ["pytorch_model_fsdp_1/__0_0.distcp"],
+        ["model.safetensors"],
+        ["lightning.ckpt", "pytorch_model_fsdp.bin"],
+        ["latest", "x/zero_pp_rank_0_mp_rank_00_optim_states.pt"],
+        ["link.json"],
+    ],
+    ids=lambda strays: strays[0],
+)
+@pytest.mark.parametrize("way", ["a location", "a checkpoint"])
+def test_an_export_of_pieces_leaves_strays_out(strays: list[str], way: str, tmp_path: Path) -> None:
+    """A session has written the checkpoint, so the model is in a file of `torch.save`."""
+    output = prepared(tmp_path / "out")
+    folder = commit(output, 10, {0: {"model.pt": _saved({"weight": torch.ones(2)}), "config.json": b"{}"}})
+    for name in strays:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    if strays == ["link.json"]:
+        (folder / "link.json").unlink()
+        (folder / "link.json").symlink_to("/etc/passwd")
+    target = tmp_path / "model"
+    if way == "a location":
+        inventory, _ = open_inventory(str(output.root))
+        export_item(inventory, inventory.item(), Location.of_folder(target))
+    else:
+        assert _run("export", str(folder), str(target)).exit_code == 0
+    assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors"]

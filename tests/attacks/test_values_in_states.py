@@ -16,6 +16,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from safepoint.checkpoint.format.manifest import UNKNOWN_DIGEST, FileEntry
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import CheckpointError, ConflictError, ExitCode
 from safepoint.foundation.environment import Place
 from safepoint.snapshot.checkpointer import load_state
@@ -27,7 +28,6 @@ from safepoint.training.plain.data.position import Position
 from safepoint.training.plain.state.parts import NamedParts
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
-from safepoint.training.state.loading import states_of
 from tests.support.checkpoints import describe, reseal
 from tests.support.jobs import TINY, no_orphans, safepoint
 

@@ -19,6 +19,8 @@ from safepoint.progress.record import read_progress
 
 _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
+_MOST_S = 7 * 86_400.0
+"""No save takes longer."""
 _FIXED_S = 1.0
 """The time that a save takes besides the write: for the vote, and for the processes to end."""
 
@@ -66,7 +68,8 @@ def _durations_of_saves(events: Path) -> list[float]:
         with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
             event = parse_object(line)
             if event.get("event") == "saved":
-                durations += filter(math.isfinite, [float(event["duration_s"])])
+                duration_s = float(event["duration_s"])
+                durations += [duration_s] if 0 <= duration_s <= _MOST_S else []
     return durations
 
 

@@ -24,6 +24,7 @@ from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts, Trigge
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
@@ -310,6 +311,11 @@ class Checkpointer:
             # Without this call, retention would count the rejected checkpoints as the newest, because their steps are
             # later than that of the loaded checkpoint.
             self._output.pass_over(rejected)
+        # Files that the manifest does not list were not verified, and another person may have added them.
+        listed = {entry.path for entry in found[1].files}
+        missing = next((key for key in state if f"{key}.pt" not in listed), None)
+        if missing is not None:
+            raise KeyError(f"{found[0]} has no {missing}.pt")
         load_state(found[0], state)
         self._continue_run(*found)
         return found[1].step
@@ -415,8 +421,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         if not path.exists():
             raise KeyError(f"{folder} has no {key}.pt")
         try:
-            # Only a module copies the loaded tensors. What others keep must not change, or end the process, when
-            # another person writes to the file or truncates it.
+            # Only a module copies the loaded tensors, or gets copies (`checked_modules`). What others keep must not
+            # change, or end the process, when another person writes to the file or truncates it.
             content = restricted_load(path, map_location="cpu", mmap=isinstance(value, torch.nn.Module))
         except (OSError, MemoryError):
             raise
@@ -430,6 +436,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         if hasattr(value, "load_state_dict"):
             optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
             with (
+                states_of(path),
                 checked_optimizers(path, *optimizers),
                 checked_schedulers(path, value),
                 checked_scalers(path),
@@ -437,7 +444,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             ):
                 value.load_state_dict(content)
         elif isinstance(value, dict):
-            cast("dict[Any, Any]", value).update(content)
+            with states_of(path):
+                cast("dict[Any, Any]", value).update(content)
         else:
             raise TypeError(
                 f"{key} cannot be loaded: {type(value).__name__} is neither a dict nor an object with load_state_dict"

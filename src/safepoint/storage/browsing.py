@@ -5,7 +5,7 @@ and `StorePath` implement.
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, Literal, Protocol, Self, cast
 
@@ -61,17 +61,19 @@ class ReadablePath(Protocol):
 class _Tree:
     """The objects below a prefix, listed once, and a cache of the blocks that were read last."""
 
-    def __init__(self, store: Store, prefix: str, on_read: OnRead | None) -> None:
+    def __init__(self, store: Store, prefix: str, on_read: OnRead | None, only: Container[str] | None) -> None:
         self.store = store
         self.prefix = prefix
         self.on_read = on_read
+        self.only = only
         self.found = self.list()
         self.block = lru_cache(_MAX_CACHED_BLOCKS)(self._read_block)
 
     def list(self) -> dict[str, tuple[int, str]]:
         """Relative key → size and version."""
         start = len(self.prefix) + 1 if self.prefix else 0
-        return {item.key[start:]: (item.size_bytes, item.version) for item in self.store.list(self.prefix)}
+        found = {item.key[start:]: (item.size_bytes, item.version) for item in self.store.list(self.prefix)}
+        return {key: one for key, one in found.items() if self.only is None or key in self.only}
 
     def full(self, key: str) -> str:
         return f"{self.prefix}/{key}".strip("/")
@@ -253,15 +255,18 @@ class RawReader(io.RawIOBase):
         return len(data)
 
 
-def browse(store: Store, prefix: str = "", *, on_read: OnRead | None = None) -> StorePath:
+def browse(
+    store: Store, prefix: str = "", *, on_read: OnRead | None = None, only: Container[str] | None = None
+) -> StorePath:
     """List the objects of a store below `prefix`, and return the folder that contains them.
 
     Args:
         store: the store.
         prefix: a key; empty for the store's own location.
         on_read: called for every read from the store, except for reads of a `byte_range` and of a path's `content`.
+        only: the keys below `prefix` that exist; objects with other keys are ignored. None: all exist.
 
     Raises:
         StorageError: the store cannot be listed.
     """
-    return StorePath(_Tree(store, prefix, on_read), "")
+    return StorePath(_Tree(store, prefix, on_read, only), "")

@@ -34,6 +34,7 @@ def carry(folders: Iterable[Path], target: Path) -> None:
         path = target / f"carried-{number}.img"
         headers = {_FOLDER: str(folder.absolute())}
         with tarfile.open(path, "x", format=tarfile.PAX_FORMAT, pax_headers=headers) as archive:
+            archive.add(folder, arcname=".", recursive=False)  # an archive without an entry cannot be read
             for name in sorted(os.listdir(folder)):
                 archive.add(folder / name, arcname=name)
         if path.stat().st_size > MOST_FILE_BYTES - _RESERVE_BYTES:

@@ -1,6 +1,7 @@
 """The table of checkpoints: when each was last read, on how many ranks it can be resumed, and why it is kept."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def test_a_resume_reads_all_files() -> None:
 def test_a_check_of_an_earlier_checkpoint_does_not_count(tmp_path: Path) -> None:
     """A run may save the same step again."""
     prepared(tmp_path)
-    commit(prepared(tmp_path), 20)
+    folder = commit(prepared(tmp_path), 20)
+    for path in folder.rglob("*"):  # the manifest states that it was made on the first of January
+        os.utime(path, (clock.parse_utc("2026-01-01T00:00:00Z"),) * 2)
     inventory = open_inventory(str(tmp_path))[0]
     created_s = inventory.item("checkpoint-20").created_s
     for time, is_shown in ((created_s + 60, True), (created_s - 60, False)):

@@ -42,6 +42,7 @@ _ADAPTED = "base_model.model."
 only this prefix shows that it holds adapters."""
 _MAX_FILES = 100_000
 _MAX_RECORDS = 100_000
+_MAX_VERSION = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +322,8 @@ class _Examiner:
         for name in ("config.json", "generation_config.json"):
             if name in self._sizes and version is None:
                 version = read_json(self._folder / name).get("transformers_version")
-        return {"transformers": version} if isinstance(version, str) and version.isprintable() else {}
+        is_version = isinstance(version, str) and version.isprintable() and len(version) <= _MAX_VERSION
+        return {"transformers": version} if is_version else {}
 
     def _base(self) -> dict[str, str] | None:
         name: Any = None

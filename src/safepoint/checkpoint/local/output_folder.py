@@ -23,8 +23,8 @@ from safepoint.checkpoint.format.catalog import (
     step_of,
 )
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_ATTEMPT, PART_NAME, Manifest
-from safepoint.checkpoint.format.verify import has_all_files, is_newer_format, read_manifest_of_any
-from safepoint.checkpoint.local.passed_over import add_notes, is_noted, read_notes
+from safepoint.checkpoint.format.verify import Fault, has_all_files, is_newer_format, read_manifest_of_any
+from safepoint.checkpoint.local.passed_over import NOTES_NAME, add_notes, is_noted, read_notes
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
@@ -293,6 +293,14 @@ class OutputFolder:
         """The checkpoints that a run has passed over and could not move aside."""
         notes = read_notes(self.control)
         return [path for path in list_checkpoints(self.root) if is_noted(path, notes)]
+
+    def faults_of_passed_over(self) -> dict[Path, Fault]:
+        """The checkpoints of `passed_over`, each with the reason why it does not count."""
+        reason = (
+            f"an earlier start did not use it and could not move it aside, so {self.control / NOTES_NAME} names it. "
+            "Move it away; or, if it is to be used, delete that file"
+        )
+        return {path: Fault(file="the folder", reason=reason) for path in self.passed_over()}
 
     def checkpoints(self) -> list[Path]:
         """Everything that is named like a checkpoint, newest first, without those that were passed over."""

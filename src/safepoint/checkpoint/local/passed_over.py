@@ -20,7 +20,7 @@ from safepoint.foundation import files
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
 
-NAME = "passed-over.json"
+NOTES_NAME = "passed-over.json"
 _NO_RECORD = ""
 
 
@@ -31,7 +31,7 @@ def read_notes(control: Path) -> dict[str, str]:
         control: the folder `.safepoint`.
     """
     with contextlib.suppress(OSError, ValueError):
-        notes = read_object(control / NAME)
+        notes = read_object(control / NOTES_NAME)
         return {name: digest for name, digest in notes.items() if isinstance(digest, str)}
     return {}
 
@@ -49,7 +49,7 @@ def add_notes(control: Path, folders: Iterable[Path]) -> None:
     """
     notes = {name: digest for name, digest in read_notes(control).items() if _is_there(control.parent, name)}
     notes |= {folder.name: _digest_of_record(folder) for folder in folders}
-    files.write_atomic(control / NAME, json.dumps(notes).encode(), durable=True)
+    files.write_atomic(control / NOTES_NAME, json.dumps(notes).encode(), durable=True)
 
 
 def _is_there(root: Path, name: str) -> bool:

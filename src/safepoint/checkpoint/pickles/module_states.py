@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from typing import Any, cast
 
@@ -16,16 +17,36 @@ import torch
 
 from safepoint.errors import CheckpointError, printable
 
+_VERSIONS = "_metadata"
+"""The attribute of a state in which torch records the version of each module."""
 _ALLOWED = {"collections.OrderedDict"}
 _running = threading.local()
 """The guards of this thread: `refuse` is called with each name that a pickle contains. Only `_restricted` sets it."""
+
+
+def only_copies(module: torch.nn.Module) -> bool:
+    """Whether a module copies the tensors of a state that it loads, and keeps none of them, as torch's modules do.
+
+    A module that has a state of its own, or a hook, may keep them.
+    """
+    kind: Any = torch.nn.Module
+    for one in module.modules():
+        own, hooks = cast("Any", type(one)), cast("Any", one)
+        copies = own._load_from_state_dict is kind._load_from_state_dict or own.__module__.startswith("torch.nn.")
+        has_hooks = bool(hooks._load_state_dict_pre_hooks or hooks._load_state_dict_post_hooks)
+        if not copies or has_hooks or own.set_extra_state is not kind.set_extra_state:
+            return False
+        if own.load_state_dict is not kind.load_state_dict and not own.__module__.startswith("torch.nn."):
+            return False
+    return True
 
 
 @contextlib.contextmanager
 def checked_modules(where: object) -> Generator[None]:
     """While the block runs, restrict the pickles in the extra states that modules load in this thread.
 
-    Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`.
+    Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`. And what a
+    module keeps of a state is not mapped from a file; see `unmapped`.
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
@@ -37,20 +58,40 @@ def checked_modules(where: object) -> Generator[None]:
     original: Callable[..., Any] = kind.load_state_dict
     this_thread = threading.current_thread()
 
-    def load_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(self: torch.nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.current_thread() is not this_thread:
-            return original(self, *args, **kwargs)
+            return original(self, state_dict, *args, **kwargs)
+        if len(args) > 1 or kwargs.get("assign") or not only_copies(self):
+            state_dict = unmapped(state_dict)
         with contextlib.ExitStack() as stack:
             for module in self.modules():
                 if cast("Any", type(module)).set_extra_state is not kind.set_extra_state:
                     stack.enter_context(_guarded(module, where))
-            return original(self, *args, **kwargs)
+            return original(self, state_dict, *args, **kwargs)
 
     kind.load_state_dict = load_state_dict
     try:
         yield
     finally:
         kind.load_state_dict = original
+
+
+def unmapped(value: Any) -> Any:
+    """A copy of a state in which no tensor is mapped from a file.
+
+    What is kept of a state that is mapped would change, or end the process, when another person writes to the file or
+    truncates it.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if value.device.type == "cpu" else value
+    if isinstance(value, dict):
+        state = cast("dict[Any, Any]", value)
+        copied: dict[Any, Any] = OrderedDict[Any, Any]() if isinstance(state, OrderedDict) else {}
+        copied.update((name, unmapped(one)) for name, one in state.items())
+        if isinstance(copied, OrderedDict) and hasattr(state, _VERSIONS):
+            setattr(copied, _VERSIONS, getattr(state, _VERSIONS))
+        return copied
+    return list(map(unmapped, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 @contextlib.contextmanager

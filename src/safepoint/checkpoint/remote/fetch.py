@@ -105,14 +105,12 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
         OSError: the folder cannot be written.
     """
     no_links.make_folders(folder)
-    size_bytes = sum(entry.size_bytes for entry in entries)
-    free_bytes = files.free_bytes(folder)
-    if free_bytes < size_bytes + _SPARE_BYTES:
-        raise StorageError(
-            f"{folder} has {format_bytes(free_bytes)} free, and the files need {format_bytes(size_bytes)}, "
-            f"plus {format_bytes(_SPARE_BYTES)} that must stay free; nothing was fetched",
-            hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
-        )
+    check_room(
+        folder,
+        sum(entry.size_bytes for entry in entries),
+        consequence="nothing was fetched",
+        hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
+    )
     for entry in entries:
         path = folder / entry.path
         with refusing_impossible_path(entry.path):
@@ -123,6 +121,27 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
                 _allocate(descriptor, entry.size_bytes)
         finally:
             os.close(descriptor)
+
+
+def check_room(folder: Path, size_bytes: int, *, consequence: str, hint: str) -> None:
+    """Check that files fit on the disk of a folder. A file may state any size: on its own disk it may be a hole.
+
+    Args:
+        folder: an existing folder.
+        size_bytes: the size of the files.
+        consequence: what was not done, for the error.
+        hint: what the user can do.
+
+    Raises:
+        StorageError: the disk has too little free space.
+    """
+    free_bytes = files.free_bytes(folder)
+    if free_bytes < size_bytes + _SPARE_BYTES:
+        raise StorageError(
+            f"{folder} has {format_bytes(free_bytes)} free, and the files need {format_bytes(size_bytes)}, "
+            f"plus {format_bytes(_SPARE_BYTES)} that must stay free; {consequence}",
+            hint=hint,
+        )
 
 
 @contextlib.contextmanager

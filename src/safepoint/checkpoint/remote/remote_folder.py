@@ -360,13 +360,14 @@ class RemoteFolder:
             if name not in listed:
                 listed[name] = {}
                 with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
-                    listed[name] = self._files_of_manifest(name, deadline_s)
+                    listed[name] = self.files_of_manifest(name, deadline_s)
             return path in listed[name]
 
         large = [f"{name}/{path}" for name, files in listed.items() for path in files if files[path] > WHOLE_BYTES]
         return self.store.sweep(only=is_ours, keys=large, begun_before_s=begun_before_s, deadline_s=deadline_s)
 
-    def _files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
+    def files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
+        """The files that the manifest of `name` lists, and the manifest; empty if there is no valid one."""
         # A refusal is an error here: without the manifest, it is unknown which files may be deleted.
         with contextlib.suppress(ManifestError):
             manifest = Manifest.from_bytes(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
@@ -389,7 +390,7 @@ class RemoteFolder:
         for name in sorted((self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)) - set(keep)):
             try:
                 with self.refusals.as_fault(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s):
-                    but = self._files_of_manifest(name, deadline_s)
+                    but = self.files_of_manifest(name, deadline_s)
                     is_newer_format = not but and self.is_newer_format(name, deadline_s=deadline_s)
                 if not is_newer_format:
                     num_deleted += self.delete_marked(name, but=but, deadline_s=deadline_s)
@@ -480,18 +481,15 @@ class RemoteFolder:
         """
         if self.is_newer_format(name, deadline_s=deadline_s):
             return False
-        written = self.written_files(name, deadline_s=deadline_s).keys()
+        written = self._written_files(name, deadline_s).keys()
         self.mark(name, {}, existing=written, deadline_s=deadline_s)
         self.store.delete(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s)
         self.delete_marked(name, own=written, deadline_s=deadline_s)
         return True
 
-    def written_files(self, name: str, *, deadline_s: float | None = None) -> Mapping[str, int]:
-        """The files that the manifest of `name` lists, and the manifest: path → size in bytes.
-
-        If the manifest is invalid, the result has all files below `name`. If there is no manifest, it is empty.
-        """
-        files = self._files_of_manifest(name, deadline_s)
+    def _written_files(self, name: str, deadline_s: float | None) -> Mapping[str, int]:
+        """The files that the manifest of `name` lists, or all files if it is invalid; empty if there is none."""
+        files = self.files_of_manifest(name, deadline_s)
         found = {} if files else self.files_of(name, deadline_s=deadline_s)
         return found if MANIFEST_NAME in found else files
 

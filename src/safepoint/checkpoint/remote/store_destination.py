@@ -101,7 +101,9 @@ class StoreDestination:
             files = {entry.path: entry.size_bytes for entry in manifest.files} if manifest is not None else {}
         written: Collection[str] = ()
         if present is not None and self._completed is None:
-            written = self._remote.written_files(self._name, deadline_s=self._deadline_s).keys()
+            # An invalid manifest does not say which files Safepoint has written. A stranger may have written it, in
+            # the checkpoint of another program: only files that are replaced by new ones are lost.
+            written = self._remote.files_of_manifest(self._name, self._deadline_s) or (MANIFEST_NAME,)
         self._remote.mark(self._name, files, existing=written, deadline_s=self._deadline_s)
         if present is not None and self._completed is None and not extends(manifest, present):
             # Several nodes may delete the old manifest. None of them deletes the new one, which is written only after

@@ -15,7 +15,7 @@ from typing import cast
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from safepoint.checkpoint.format.read_ranges import ReadRanges
 from safepoint.checkpoint.format.verify import list_files
-from safepoint.checkpoint.remote.fetch import Window, check, windows_of
+from safepoint.checkpoint.remote.fetch import Window, check, check_room, windows_of
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
@@ -28,10 +28,9 @@ from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, sta
 from safepoint.checkpoint.weights.stored_weight import StoredWeight, gather
 from safepoint.checkpoint.weights.zero_weights import zero_folder, zero_weights
 from safepoint.errors import CheckpointError, StorageError, UsageError
-from safepoint.foundation import files
 from safepoint.foundation.shared_folders.leases import reading
-from safepoint.foundation.units import ByteCounter, format_bytes
-from safepoint.storage.browsing import StorePath, browse
+from safepoint.foundation.units import ByteCounter
+from safepoint.storage.browsing import OnRead, StorePath, browse
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from safepoint.storage.store import Store
@@ -42,11 +41,21 @@ _BESIDE = re.compile(
     r"|preprocessor_config\.json|processor_config\.json|[^.].*\.model"
 )
 """Small files that belong to a model."""
-_ROOM = 64 << 20
 
 
-def is_in_pieces(folder: StorePath) -> bool:
-    """Whether a folder holds a sharded model or a file of `torch.save`, and no model that `from_pretrained` reads."""
+def is_in_pieces(store: Store, prefix: str = "") -> bool:
+    """Whether a checkpoint has a sharded model or a file of `torch.save`, and no model that `from_pretrained` reads.
+
+    Args:
+        store: where the checkpoint is, a folder or an object store.
+        prefix: the checkpoint's key; empty for the store's own location.
+
+    Raises:
+        StorageError: the store cannot be read.
+    """
+    folder = browse(store, prefix)
+    with contextlib.suppress(CheckpointError):  # the export itself raises the error
+        folder, _ = _browse(folder, store, prefix)
     is_whole = any(copying.is_whole(path.name) for path in folder.iterdir())
     return not is_whole and _place_of(folder) is not None
 
@@ -67,7 +76,7 @@ def export_item(inventory: Inventory, item: Item, target: Location, *, progress:
         SafepointError: see `export_pieces` and `copying.export`.
     """
     is_readable = inventory.folder is not None or item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
-    if is_readable and is_in_pieces(browse(inventory.store, item.prefix)):
+    if is_readable and is_in_pieces(inventory.store, item.prefix):
         return export_pieces(inventory.store, item.prefix, target, progress=progress)
     return copying.export(inventory, item, target, progress=progress)
 
@@ -107,17 +116,15 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             used.note(key, start, data)
 
     with contextlib.ExitStack() as lease:
-        if store.location.is_folder:
-            local = store.location.folder / prefix
-            if None in list_files(local).values():
-                raise CheckpointError(f"{local} holds a link or a special file; nothing was exported")
-            # A lease (a lock) keeps a running training from deleting the checkpoint meanwhile.
-            if (local / MANIFEST_NAME).is_file():
-                lease.enter_context(reading(local / MANIFEST_NAME))
-        folder = browse(store, prefix, on_read=note)
+        local = store.location.folder / prefix if store.location.is_folder else None
+        # A lease (a lock) keeps a running training from deleting the checkpoint meanwhile.
+        if local is not None and (local / MANIFEST_NAME).is_file():
+            lease.enter_context(reading(local / MANIFEST_NAME))
+        folder, manifest = _browse(browse(store, prefix), store, prefix, note)
+        if local is not None and manifest is None and None in list_files(local).values():
+            raise CheckpointError(f"{local} holds a link or a special file; nothing was exported")
         if (folder / "pytorch_model_fsdp_1").is_dir():
             raise CheckpointError(f"{folder} holds several models; nothing was exported")
-        manifest = _stored_manifest(folder)
         used = None if manifest is None else ReadRanges()
         pieces = _place_of(folder)
         if pieces is None:
@@ -155,6 +162,26 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             describe = None if manifest is None else copying.as_final(manifest)
             export_to_store(target, model, describe=describe, progress=counter.add, check=is_same)
         return sorted(file.path for file in model)
+
+
+def _browse(
+    folder: StorePath, store: Store, prefix: str, on_read: OnRead | None = None
+) -> tuple[StorePath, Manifest | None]:
+    """The files of a checkpoint; with a manifest, only those that it lists. A stranger may have added others.
+
+    Args:
+        folder: all that is there.
+        store: see `is_in_pieces`.
+        prefix: see `is_in_pieces`.
+        on_read: see `browse`.
+
+    Raises:
+        CheckpointError: the manifest is invalid.
+        StorageError: the store cannot be read.
+    """
+    manifest = _stored_manifest(folder)
+    only = None if manifest is None else {entry.path for entry in manifest.files}
+    return browse(store, prefix, on_read=on_read, only=only), manifest
 
 
 def _stored_manifest(folder: StorePath) -> Manifest | None:
@@ -202,14 +229,12 @@ def _model(
 
 
 def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> None:
-    size_bytes = sum(file.size_bytes for file in model)
-    free = files.free_bytes(working)
-    if free < size_bytes + _ROOM:
-        raise StorageError(
-            f"{working} has {format_bytes(free)} free, and the model needs {format_bytes(size_bytes)}, plus "
-            f"{format_bytes(_ROOM)} that must stay free; nothing was exported",
-            hint="free some space, or name another folder",
-        )
+    check_room(
+        working,
+        sum(file.size_bytes for file in model),
+        consequence="nothing was exported",
+        hint="free some space, or name another folder",
+    )
     place = LocalStore(Location.of_folder(working))
     for file in model:
         upload_verified(place, file.path, file, progress=counter.add)

@@ -8,23 +8,34 @@ No file of a model has such a name. The code of a model (`modeling_x.py`) has ot
 trusts it.
 """
 
+import functools
+import os
+import re
 import sys
 
 _SETTINGS = {
     *("safepoint.toml", "pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", "mypy.ini", "ruff.toml", "uv.toml"),
     *("pdm.toml", "poetry.toml", "hatch.toml", "pixi.toml", "pipfile", "tox.toml", "pytest.toml", "dvc.yaml"),
     *("makefile", "gnumakefile", "bsdmakefile", "justfile", "cmakelists.txt", "meson.build"),
-    *("sconstruct", "snakefile"),
+    *("sconstruct", "sconscript", "snakefile", "earthfile", "tiltfile", "skaffold.yaml", "mise.toml", "brewfile"),
     *("taskfile.yml", "taskfile.yaml", "rakefile", "gemfile", "vagrantfile", "jenkinsfile", "procfile", "wscript"),
     *("workspace", "module.bazel", "build.bazel", "flake.nix", "shell.nix", "default.nix"),
     *("package.json", "deno.json", "bunfig.toml", "cargo.toml", "build.rs", "build.gradle", "pom.xml", "build.xml"),
     *("dockerfile", "containerfile", "compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml"),
+    *("docker-bake.hcl", "docker-bake.json", "docker-bake.override.hcl", "docker-bake.override.json"),
+    *("mlproject", "cog.yaml", "bentofile.yaml", "config.properties"),
+    # Weights & Biases reads `wandb/settings`, which may name the server that gets the user's key.
+    *("pylintrc", "pylintrc.toml", "gunicorn.conf.py", "ansible.cfg", "wandb"),
     *("compose.override.yaml", "compose.override.yml", "docker-compose.override.yml", "docker-compose.override.yaml"),
 }
 """The names, in lower case, of files that a program obeys when a person starts it in their folder: Safepoint itself,
 Python's tools, and tools that build or start something."""
+_FORMS = re.compile(
+    r"(jupyter|ipython)(_\w+)?_config\.(py|json)|(gulp|grunt)file\.\w+|.+\.config\.[cm]?[jt]s", re.ASCII
+)
+"""Forms of such names, in lower case."""
 _STARTED = {
-    *("setup", "conftest", "noxfile", "tasks", "fabfile", "dodo", "wscript"),
+    *("setup", "conftest", "noxfile", "tasks", "fabfile", "dodo", "wscript", "manage", "locustfile"),
     *("sitecustomize", "usercustomize", "__main__"),
 }
 """The modules that Python and its tools run."""
@@ -33,10 +44,16 @@ _USUAL = {
     *("datasets", "evaluate", "diffusers", "huggingface_hub", "sentencepiece", "tiktoken", "deepspeed", "lightning"),
     *("numpy", "scipy", "pandas", "sklearn", "pil", "tqdm", "requests", "urllib3", "yaml", "packaging", "filelock"),
     *("jax", "flax", "tensorflow", "triton", "flash_attn", "bitsandbytes", "vllm", "einops", "regex"),
-    *("pytest", "pip"),
-    *("fsspec", "jinja2", "typing_extensions", "setuptools", "safepoint"),
+    *("pytest", "pip", "ipython", "ipykernel", "matplotlib", "wandb", "mlflow", "tensorboard", "ray"),
+    *("fsspec", "jinja2", "markupsafe", "typing_extensions", "setuptools", "safepoint", "psutil", "sympy", "mpmath"),
+    *("networkx", "httpx", "httpcore", "h11", "anyio", "certifi", "idna", "charset_normalizer", "aiohttp", "hf_xet"),
+    *("xxhash", "pyarrow", "dill", "multiprocess", "google", "ml_dtypes", "click", "typer", "rich", "pygments"),
+    *("pydantic", "pydantic_core", "dateutil", "six", "joblib", "threadpoolctl", "cloudpickle", "numba", "llvmlite"),
+    *("onnx", "onnxruntime", "optimum", "gguf", "kernels", "compressed_tensors", "xformers", "apex", "timm", "cv2"),
+    *("av", "librosa", "soundfile", "functorch", "torchgen", "torchao", "torchdata", "nvidia", "cuda", "cupy"),
+    *("pynvml", "unsloth", "liger_kernel", "sglang", "llama_cpp", "ctranslate2", "mpi4py"),
 }
-"""The packages, in lower case, that programs import to use a model."""
+"""The packages, in lower case, that programs import to use a model. They may be installed on another machine only."""
 _SUFFIXES = (".py", ".pyw", ".pyc", ".pyo", ".so", ".pyd")
 
 
@@ -47,6 +64,8 @@ def is_obeyed(path: str) -> bool:
     if any(part.startswith((".", "-")) or part.lower() in _SETTINGS for part in parts):
         return True
     name = parts[-1].lower()
+    if _FORMS.fullmatch(name):
+        return True
     if not name.endswith(_SUFFIXES):
         return False
     module = name.partition(".")[0]
@@ -54,4 +73,23 @@ def is_obeyed(path: str) -> bool:
     if is_package:
         module = parts[-2].lower()
     is_at_top = len(parts) == (2 if is_package else 1)
-    return module in _STARTED or (is_at_top and (module in sys.stdlib_module_names or module in _USUAL))
+    return module in _STARTED or (is_at_top and _is_imported(module))
+
+
+def _is_imported(module: str) -> bool:
+    return module in sys.stdlib_module_names or module in _USUAL or module in _installed()
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    """The modules and packages, in lower case, that are installed beside this one.
+
+    Their folders are listed, because a package may have no file `__init__.py`.
+    """
+    found: set[str] = set()
+    for place in (place for place in sys.path if place.endswith(("site-packages", "dist-packages"))):
+        if os.path.isdir(place):
+            with os.scandir(place) as entries:
+                names = [one.name for one in entries if one.name.endswith(_SUFFIXES) or one.is_dir()]
+            found |= {name.partition(".")[0].lower() for name in names}
+    return frozenset(found)

@@ -40,7 +40,6 @@ from safepoint.errors import CheckpointError, NothingValidError, PartlyDoneError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.units import format_age, format_bytes, plural
-from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 
@@ -414,9 +413,9 @@ def _sharded_model(text: str) -> Location | None:
     """The location if it contains a sharded model, otherwise None. A checkpoint in an object store gives None too."""
     location = location_of(text)
     if location.is_folder:
-        return location if exporting.is_in_pieces(browse(open_store(location))) else None
+        return location if exporting.is_in_pieces(open_store(location)) else None
     inventory, name = open_place(text)
-    return location if name is None and exporting.is_in_pieces(browse(inventory.store)) else None
+    return location if name is None and exporting.is_in_pieces(inventory.store) else None
 
 
 def _place(text: str) -> Location:

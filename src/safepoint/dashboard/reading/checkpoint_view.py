@@ -191,12 +191,17 @@ def _copy_of(item: Item, folder: Path) -> str:
 
 
 def _check_of(item: Item, checks: Mapping[str, Check]) -> Check | None:
-    """The last check of a checkpoint. A check of an earlier checkpoint of the same step does not count."""
+    """The last check of a checkpoint. A check of an earlier checkpoint of the same step does not count.
+
+    `created_s` is what the manifest states. Another person may have replaced the checkpoint by an older one, so the
+    times of its files count, too.
+    """
     check = checks.get(item.name)
     if check is None or not item.is_complete:
         return None
+    earliest_s = max(item.created_s, item.modified_s) - _CLOCK_S
     try:
-        return check if clock.parse_utc(check.time) >= item.created_s - _CLOCK_S else None
+        return check if clock.parse_utc(check.time) >= earliest_s else None
     except ValueError:
         return None
 

@@ -168,6 +168,7 @@ def thaw_job(
                             hint=f"see `safepoint status {job.name}`",
                         )
                     _refuse_full(history, job)
+                    _refuse_others(job, restored, path)
                     before = history.nodes(job.name, job.attempt)
                     for node, one in zip(before, restored, strict=True):
                         history.add_node(job.name, job.attempt, _again(node, one.pid))
@@ -262,6 +263,20 @@ def _refuse_full(history: History, job: JobRecord) -> None:
         raise ConflictError(
             f"job {job.name} cannot run now, because it waits for {admission.waits_for}; nothing was restored",
             hint="suspend another job, or try again later",
+        )
+
+
+def _refuse_others(job: JobRecord, restored: "Sequence[Restored]", image: str) -> None:
+    """Raise FreezeError if the restored processes are not the launchers of the job.
+
+    A person who can write to a bucket can put another image of this user under the name of the job's image.
+    """
+    own = processes.processes_of(job_folder(job.name))
+    if len(restored) != job.num_nodes or not all(one.pid in own for one in restored):
+        raise FreezeError(
+            f"{image} is not the image of job {job.name}: another one is in its place; the restored processes were "
+            "ended",
+            hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
 
 

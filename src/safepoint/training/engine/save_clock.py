@@ -6,8 +6,10 @@ ranks, so that all save the same step.
 With `auto`, the interval is the exact optimum of `safepoint.estimates.interval` for saves that stall training for δ
 seconds, and interruptions that lose work about every M seconds. δ is measured. M is estimated from the run's own
 history and an assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the
-last step loses nothing, and is not counted as a loss. After the stall, the files are written in the background. The
-time that this takes does not change the optimum; it only limits how short the interval may be.
+last step loses nothing, and is not counted as a loss. M is at most 30 days: the times in the history may be wrong, or
+another person may have written them, and a run must not save only once a week because of them. After the stall, the
+files are written in the background. The time that this takes does not change the optimum; it only limits how short
+the interval may be.
 """
 
 from collections.abc import Callable
@@ -24,6 +26,8 @@ _ASSUMED_BETWEEN_LOSSES_S = 4 * 3600.0
 _ASSUMED_STALL_S = 1.0
 """The assumed stall of a save before the first one was measured."""
 _LEAST_S = 1.0
+_MOST_BETWEEN_LOSSES_S = 30 * 86_400.0
+"""With a stall of one second, a run with this time between losses saves every 38 minutes."""
 _LAST_BYTES = 16 << 20
 """How many bytes of the event stream are read, from its end: about 60,000 events. More would delay the start."""
 _MOST_SHARE_OF_WRITING = 0.5
@@ -44,8 +48,8 @@ class Losses:
 
     @property
     def between_s(self) -> float:
-        """Estimated seconds between two losses."""
-        return (_ASSUMED_BETWEEN_LOSSES_S + self.trained_s) / (1 + self.count)
+        """Estimated seconds between two losses, at most 30 days."""
+        return min((_ASSUMED_BETWEEN_LOSSES_S + self.trained_s) / (1 + self.count), _MOST_BETWEEN_LOSSES_S)
 
 
 def best_interval_s(stall_s: float, between_s: float) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.manifest import MAX_SAMPLES, Manifest, ManifestFacts
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
@@ -19,7 +20,6 @@ from safepoint.training.plain.data.position import DataSource, Position
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.start.claim import Attempt
 from safepoint.training.state.base_model import check_base
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import load_plain
 from safepoint.training.state.rng import capture_rng
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import CheckpointError, UsageError
 from safepoint.foundation.events.start_events import Phase
 from safepoint.settings.run_settings import place_output
@@ -30,7 +31,6 @@ from safepoint.training.plain.plain_loop import PlainLoop
 from safepoint.training.plain.state.parts import Parts
 from safepoint.training.start.copies import ResumePoint, lease
 from safepoint.training.start.start import Start, agree_on_start
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import devices_left_out
 from safepoint.training.state.strategy import check_partitions, check_strategy
 

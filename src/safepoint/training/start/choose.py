@@ -233,14 +233,15 @@ class CheckpointChooser:
         return None
 
     def _report_planted(self) -> int:
-        """Report the checkpoints of other users, which do not count. Returns their number."""
-        found = on_all_ranks(
-            self._peers, lambda: planted_checkpoints(self._output.root) if self._folders.is_owner else {}
-        )
-        for rank, planted in enumerate(found):
-            for path, fault in planted.items():
+        """Report the checkpoints that do not count: those of other users, whose number is returned, and those that an
+        earlier start has passed over."""
+        output, is_owner = self._output, self._folders.is_owner
+        planted = on_all_ranks(self._peers, lambda: planted_checkpoints(output.root) if is_owner else {})
+        others = on_all_ranks(self._peers, lambda: output.faults_of_passed_over() if is_owner else {})
+        for rank, found in [*enumerate(planted), *enumerate(others)]:
+            for path, fault in found.items():
                 self._reject(path, fault, rank)
-        return sum(map(len, found))
+        return sum(map(len, planted))
 
     def _named_foreign(self, place: Place) -> ResumePoint:
         found = self._foreign.read(place)

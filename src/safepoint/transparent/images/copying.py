@@ -10,6 +10,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.digest import FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry
+from safepoint.checkpoint.remote.fetch import check_room
 from safepoint.errors import ConflictError, ImageError
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import open_regular
@@ -73,11 +74,18 @@ def copy(
     Raises:
         ImageError: the image is damaged.
         ConflictError: another process writes to the target.
-        StorageError, OSError: the target cannot be written.
+        StorageError: the target cannot be written, or its disk has too little free space.
+        OSError: the target cannot be written.
     """
     with source.leased([manifest.name]):
         source.fetch(manifest, lambda _: True)
         with target.writing(number_of(manifest.name)) as image:
+            check_room(
+                image.folder,
+                manifest.size_bytes,
+                consequence=f"{manifest.name} was not copied",
+                hint="free some space; for an object store, set TMPDIR to a folder on a larger disk",
+            )
             for number in range(len(manifest.parts)):
                 no_links.make_folder(image.folder / part_name(number), 0o700)
             for entry in manifest.files:

@@ -3,6 +3,9 @@
 These images are always kept: the newest image, the newest valid one, those that a process reads, damaged ones, and
 the images that any of these needs. An image whose manifest cannot be read, such as one of a newer release, may need
 any older image, so older images are kept, too.
+
+These rules apply to the images of each key separately, and to those without a key: another person may have put images
+with higher numbers here, and no image of one key is deleted because of them.
 """
 
 import contextlib
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from safepoint.checkpoint.local.retention import Candidate, Policy, select_superseded
-from safepoint.errors import ImageError
+from safepoint.errors import ImageError, SafepointError
 from safepoint.foundation import clock
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest, image_name, number_of
@@ -55,8 +58,9 @@ def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bo
         for one in plan.deleted:
             try:
                 location.delete(one.name)
-            except OSError as error:
-                failed.append((one.name, error.strerror or str(error)))
+            except (OSError, SafepointError) as error:
+                reason = error.message if isinstance(error, SafepointError) else error.strerror
+                failed.append((one.name, reason or str(error)))
                 break  # the older ones may be needed by this one
             deleted.append(one)
     return replace(plan, deleted=tuple(deleted), failed=tuple(failed))
@@ -74,6 +78,7 @@ def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
     candidates = [
         Candidate(
             step=manifest.number,
+            run_id="" if manifest.protection is None else manifest.protection.key_id,
             created_s=_created_s(manifest),
             is_valid=not location.faults(manifest),
             is_in_use=location.is_in_use(name),

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from safepoint.checkpoint.tools.export import export_pieces, is_in_pieces
 from safepoint.checkpoint.weights.torch_file import Inert, StoredTensor, read_inert, read_torch_file
 from safepoint.errors import CheckpointError
-from safepoint.storage.browsing import browse
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
@@ -150,7 +149,7 @@ def test_the_model_is_exported(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     torch.save(content, folder / name)
     torch.save({"state": torch.ones(3)}, folder / "optimizer.pt")
-    assert is_in_pieces(browse(stored(folder)))
+    assert is_in_pieces(stored(folder))
     target = tmp_path / "model"
     assert export_pieces(stored(folder), "", parse_location(str(target))) == ["model.safetensors"]
     found = load_file(target / "model.safetensors")
@@ -197,4 +196,4 @@ def test_safetensors_are_taken_as_they_are(tmp_path: Path) -> None:
     """A folder that has them besides is copied."""
     torch.save(model().state_dict(), tmp_path / "model.pt")
     (tmp_path / "model.safetensors").touch()
-    assert not is_in_pieces(browse(stored(tmp_path)))
+    assert not is_in_pieces(stored(tmp_path))

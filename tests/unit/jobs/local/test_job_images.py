@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from safepoint.errors import ConflictError, FreezeError, NotFoundError, SafepointError
 from safepoint.foundation.files import write_atomic
-from safepoint.foundation.processes import identify
+from safepoint.foundation.processes import JOB_VARIABLE, identify
 from safepoint.jobs.local.attempt import thaw_watch
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
 from safepoint.jobs.local.job_images import freeze_job, image_of, images_folder, thaw_job
@@ -61,9 +62,11 @@ def freeze(name: str = "a", *, is_running_after: bool = False) -> None:
     freeze_job(CRIU, name, ImageLocation(images_folder(name)), is_running_after=is_running_after, actor="me")
 
 
-def thaw(name: str = "a") -> list[Restored]:
+def thaw(name: str = "a", *, restored: str | None = None) -> list[Restored]:
+    """Restore the processes of a job; `restored` names the job whose processes are in the image."""
     path = Path(image_of(name)[1])
-    return thaw_job(CRIU, name, ImageLocation(path.parent), path.name, actor="me")
+    with patch.dict(os.environ, {JOB_VARIABLE: str(job_folder(restored or name))}):
+        return thaw_job(CRIU, name, ImageLocation(path.parent), path.name, actor="me")
 
 
 def test_a_frozen_job_is_suspended_and_goes_on_in_the_same_attempt(place: Place) -> None:

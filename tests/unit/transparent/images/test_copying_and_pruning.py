@@ -302,10 +302,10 @@ def test_what_kept_images_need_stays(opened: Open, tmp_path: Path) -> None:
 
 
 def add_complete(opened: Open, tmp_path: Path, numbers: range) -> None:
-    """Images that need no other: each with another key."""
+    """Images that need no other."""
     for number in numbers:
         location = opened()
-        location.key = ImageKey(bytes([number]) * 32)
+        location.parent = list  # no chain
         add(location, tmp_path, number)
 
 

@@ -152,14 +152,15 @@ def prune(
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    key: KeyOption = None,
     connection: Connection = None,
     as_json: Json = False,
 ) -> None:
     """Delete the images that --keep does not select, and that no kept image needs.
 
     These images always stay: the newest one, the newest valid one, damaged ones, those that are being read, and all
-    images that one of these needs. Exit code 11: an image is being written there. Exit code 13: an image could not be
-    deleted.
+    images that one of these needs. The images of each key are counted by themselves. Exit code 11: an image is being
+    written there. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)
@@ -169,7 +170,7 @@ def prune(
         raise UsageError("--keep: an image has no metrics", hint="use newest=N, every=N and younger=2h")
     if not any(policy.is_limit for policy in policies):
         raise UsageError(f"--keep {keep!r} would delete nothing", hint="add newest=N or every=N")
-    with opened(location_only(place)) as (location, _):
+    with opened(location_only(place), key) as (location, _):
         from safepoint.transparent.images.pruning import prune as prune_images
 
         found = prune_images(location, policies, is_dry_run=dry_run)

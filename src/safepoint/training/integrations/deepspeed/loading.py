@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import CheckpointError, ConflictError
 from safepoint.foundation.units import plural
 from safepoint.training.integrations.deepspeed.universal import OTHERS
 from safepoint.training.state.data_only import load_data, named_folder, only_data
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.temporary_attributes import temporarily
 from safepoint.training.state.zero_gathering import gathered
 

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import ConflictError
 from safepoint.training.plain.data.position import DataProgress, Position
 from safepoint.training.plain.data.tracked_data import TrackedData
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import restore_rng
 
 

@@ -11,7 +11,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
-from safepoint.checkpoint.pickles.module_states import checked_modules
+from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
@@ -20,12 +21,13 @@ from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import NUMBER
 from safepoint.training.plain.state.parts import Parts
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
 _MODEL = "model.ckpt"
+_COPIED = {"state_dict", "optimizer_states"}
+"""The parts of a checkpoint that may stay mapped until they are copied; see `restore_states`."""
 _COUNTS = {"total", "current", "_batches_that_stepped"}
 """The parts of the state of a loop that are counts, or hold them."""
 _SCORES = ("best_model_score", "current_score", "kth_value")
@@ -45,6 +47,8 @@ class LightningParts(Parts):
     def __init__(self, trainer: Any, place: Place) -> None:
         super().__init__(place)
         self._trainer = trainer
+        self._is_mapped = True
+        """Whether tensors of the checkpoint that is loaded may be mapped from its file."""
 
     def modules(self) -> list[torch.nn.Module]:
         """The LightningModule."""
@@ -91,6 +95,7 @@ class LightningParts(Parts):
             )
         # With weights_only=False, the user trusts the file.
         checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
+        self._is_mapped = not self._has_hook()
         with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
             _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
@@ -113,12 +118,23 @@ class LightningParts(Parts):
             checked_scalers(path),
         ):
             restore()
-            for optimizer in self.optimizers():
+            for optimizer in self.optimizers() if self._is_mapped else []:
                 for parameter, state in optimizer.state.items():
-                    optimizer.state[parameter] = _unmapped(state)
+                    optimizer.state[parameter] = unmapped(state)
 
     def _direct_io(self) -> contextlib.AbstractContextManager[None]:
-        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO())
+        return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(is_mapped=self._is_mapped))
+
+    def _has_hook(self) -> bool:
+        """Whether a hook of the script gets the whole checkpoint. It may keep tensors of it."""
+        trainer = self._trainer
+        readers = [trainer.lightning_module, getattr(trainer, "datamodule", None), *trainer.callbacks]
+        return any(
+            "on_load_checkpoint" in vars(kind)
+            for reader in readers
+            for kind in cast("Any", type(reader)).__mro__
+            if not kind.__module__.startswith(("lightning.", "pytorch_lightning."))
+        )
 
     @contextlib.contextmanager
     def _checked_callbacks(self) -> Generator[None]:
@@ -143,19 +159,6 @@ class LightningParts(Parts):
                 elif cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
                     stack.enter_context(_with_own_kinds(callback))
             yield
-
-
-def _unmapped(value: Any) -> Any:
-    """A copy of an optimizer's state in which no tensor is mapped from a file.
-
-    On a CPU, an optimizer keeps the loaded tensors. If they were mapped, they would change, or end the process, when
-    another person writes to the file or truncates it.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.clone() if value.device.type == "cpu" else value
-    if isinstance(value, dict):
-        return {name: _unmapped(one) for name, one in cast("dict[Any, Any]", value).items()}
-    return list(map(_unmapped, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
@@ -262,7 +265,14 @@ class DirectCheckpointIO(CheckpointIO):
     Lightning's own plugin serializes into memory first. Then twice the size of the state is needed in memory, and
     Safepoint could not intercept the tensors, which its keeper (the process that writes snapshots) has to write. See
     `lightning.pytorch.plugins.CheckpointIO`.
+
+    Args:
+        is_mapped: whether the tensors of the model and of the optimizers are mapped from the file. Then the model has
+            to copy them.
     """
+
+    def __init__(self, *, is_mapped: bool = False) -> None:
+        self._is_mapped = is_mapped
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file, and make its folder."""
@@ -272,7 +282,7 @@ class DirectCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a file. Its tensors are mapped into memory, and read when they are used.
+        """Read a file.
 
         Args:
             path: the path of the file.
@@ -284,9 +294,14 @@ class DirectCheckpointIO(CheckpointIO):
             UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.
         """
         try:
+            options: dict[str, Any] = {"map_location": "cpu", "mmap": self._is_mapped}
             if weights_only is False:
-                return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-            return restricted_load(path, map_location="cpu", mmap=True)
+                found = torch.load(path, weights_only=False, **options)
+            else:
+                found = restricted_load(path, **options)
+            if not self._is_mapped:
+                return found
+            return {name: one if name in _COPIED else unmapped(one) for name, one in found.items()}
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything

@@ -31,10 +31,10 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import whole
 from safepoint.training.plain.data.skipping import can_skip_indices, rng_restorer, without_first_indices
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import capture_host_rng, capture_rng, generators_of, restore_rng
 from safepoint.training.state.temporary_attributes import temporarily
 

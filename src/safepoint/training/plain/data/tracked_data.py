@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.training.plain.data.fetches import WHERE, Fetches
 from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position
 from safepoint.training.plain.data.skipping import skip_batches
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import (
     capture_rng,
     generators_of,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
@@ -28,7 +29,6 @@ from safepoint.training.plain.state.part_checks import (
 )
 from safepoint.training.plain.state.sharded import sharded_parts
 from safepoint.training.state.base_model import base_entries, base_of, has_adapters, without
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import load_plain
 
 _SHARDS = "sharded"
@@ -208,8 +208,8 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # A module copies the loaded tensors into its own tensors, so they can be mapped from the file. An
-            # optimizer or another part may keep the loaded tensors, so its file is read into memory.
+            # A module copies the loaded tensors, or gets copies (`checked_modules`), so they can be mapped from the
+            # file. An optimizer or another part may keep them, so its file is read into memory.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)

@@ -20,13 +20,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.plain.state.part_checks import Shapes, first_difference, shapes_of
 from safepoint.training.state.base_model import plain_key, without
 from safepoint.training.state.data_only import only_data
-from safepoint.training.state.loading import states_of
 
 _dcp: Any = dcp
 

@@ -168,6 +168,11 @@ class TrainerCounters:
             is_training=bool(trainer.model.training),
         )
 
+    @property
+    def has_completions(self) -> bool:
+        """Whether there are completions that are still to be trained on."""
+        return self.cycle.get("_buffered_inputs") is not None
+
     def since(self, begin: "TrainerCounters") -> "TrainerCounters":
         """A copy with only the numbers that have changed since `begin`. Other numbers are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
@@ -185,12 +190,32 @@ class TrainerCounters:
                 restore_into(own[name], self.figures[name])
             else:
                 own[name] = self.figures[name]
-        if "_step" in self.cycle:
-            whole(0, _MOST_STEPS).check("_step", self.cycle["_step"])
+        _check_cycle(self.cycle)
         for name in (name for name in _CYCLE if name in self.cycle):
             own[name] = _copied(self.cycle[name], trainer.args.device)
         if trainer.model.training != self.is_training:
             trainer.model.train(self.is_training)
+
+
+def uses_completions(trainer: Any, completions: Any) -> bool:
+    """Whether the next micro-batch of a trainer of TRL is one of these completions."""
+    own = cast("dict[str, Any]", vars(trainer))
+    return completions is not None and own.get("_buffered_inputs") is completions and _is_within_cycle(trainer)
+
+
+def _check_cycle(cycle: dict[str, Any]) -> None:
+    """Check the form of completions. What is in them is not known here; see `TrainerResume`.
+
+    Raises:
+        ValueError: the trainer could not take a micro-batch from them.
+    """
+    if "_step" in cycle:
+        whole(0, _MOST_STEPS).check("_step", cycle["_step"])
+    completions: Any = cycle.get("_buffered_inputs")
+    if completions is not None:
+        batches = cast("list[Any]", completions if isinstance(completions, list) else [])
+        if not batches or not all(one is None or isinstance(one, dict) for one in batches):
+            raise ValueError("_buffered_inputs is no list of micro-batches")
 
 
 def _check_figures(name: str, value: Any, own: Any) -> None:

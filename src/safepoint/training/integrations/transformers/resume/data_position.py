@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.plain.data.fetches import WHERE, Fetches
 from safepoint.training.plain.data.skipping import skip_batches
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.plain_values import is_plain
 from safepoint.training.state.rng import generators_of, other_generators, restore_generators
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
@@ -30,6 +31,7 @@ from safepoint.training.integrations.transformers.resume.counters import (
     TrainerCounters,
     limit_callbacks,
     restore_callbacks,
+    uses_completions,
 )
 from safepoint.training.integrations.transformers.resume.data_position import DataPosition
 from safepoint.training.integrations.transformers.resume.generation_settings import load_generation_settings
@@ -46,7 +48,6 @@ from safepoint.training.integrations.transformers.sharding.repartition import fo
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import check_checkpoint_strategy
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
-from safepoint.training.state.loading import states_of
 from safepoint.training.state.rng import capture_rng, restore_rng
 from safepoint.training.state.temporary_attributes import Overrides
 
@@ -75,6 +76,8 @@ class TrainerResume:
         self._rng_to_restore: dict[str, Any] | None = None
         self._begins_in_epoch = False
         self._has_begun = False
+        self._completions: Any = None
+        """The completions of the checkpoint, which a trainer of TRL still has to train on; see `counters`."""
         self._is_deferred_work_done = False
         self.is_regular = True
         """Whether every step of the run had the batch geometry `geometry`."""
@@ -166,6 +169,8 @@ class TrainerResume:
         if self._point is not None:
             overrides.override(trainer, "_issue_warnings_after_load", self._weights_loaded)
             overrides.override(trainer, "_load_callback_state", self._load_callbacks)
+        if self._state is not None and self._state.counted.has_completions:
+            overrides.override(trainer, "training_step", self._training_step)
         if not self.is_regular or (self._point is not None and self.geometry.num_samples is None):
             overrides.override(trainer, "_init_training_state", self._initial_position)
 
@@ -193,6 +198,7 @@ class TrainerResume:
                 return DeferredWork()
             self._state.loss.restore(self._trainer)
             self._counted_in(self._state).restore(self._trainer)
+            self._completions = getattr(self._trainer, "_buffered_inputs", None)
             load_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
         self.is_complete = self._state.pending.complete
@@ -316,6 +322,13 @@ class TrainerResume:
         rng, self._rng_to_restore = self._rng_to_restore, None
         if rng is not None:
             restore_rng(rng)
+
+    def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Train on a micro-batch. An error names the checkpoint while its completions are trained on."""
+        if self._point is None or not uses_completions(self._trainer, self._completions):
+            return original(*args, **kwargs)
+        with states_of(self._point.path):
+            return original(*args, **kwargs)
 
     def _initial_position(self, original: Callable[..., Any], *args: Any) -> tuple[int, int]:
         original(*args)

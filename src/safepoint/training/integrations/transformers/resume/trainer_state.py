@@ -115,6 +115,10 @@ _KINDS_OF_LOSS: dict[str, Kind] = {
     "last_logged_step": whole(0, _MOST_STEPS),
     "first_step": whole(0, _MOST_STEPS),
 }
+_KINDS_OF_COUNTS: dict[str, Kind] = {
+    **dict.fromkeys(("numbers", "figures", "cycle"), NAMED),
+    "is_training": FLAG,
+}
 _KINDS: dict[str, Kind] = {
     "epoch_rng": NAMED,
     "elapsed_s": finite(0),
@@ -214,7 +218,8 @@ class RankState:
             record["pending"] = DeferredWork(**record["pending"])
             record["counted"] = TrainerCounters(**record.get("counted", {}))
             state = cls(**{name: record[name] for name in cls.__slots__ if name in record})
-            for part, kinds in ((state, _KINDS), (state.loss, _KINDS_OF_LOSS), (state.pending, _KINDS_OF_WORK)):
+            parts = (state, state.loss, state.pending, state.counted)
+            for part, kinds in zip(parts, (_KINDS, _KINDS_OF_LOSS, _KINDS_OF_WORK, _KINDS_OF_COUNTS), strict=True):
                 check_fields(part, kinds)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
