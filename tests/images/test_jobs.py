@@ -7,60 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from safepoint.foundation.processes import processes_of
-from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
 from safepoint.training.outcome.launcher_folder import running_launchers
-from safepoint.transparent.criu.program import VARIABLE
+from tests.images.places import assert_equal, marks, states
 from tests.support.commands import safepoint
-from tests.support.criu import PROGRAM
-from tests.support.equality import finals, same
-from tests.support.jobs_local import Place, jobs_in
+from tests.support.jobs_local import Place
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Jobs that are never frozen: `alone`, and `pair` with two ranks."""
-    with jobs_in(tmp_path_factory.mktemp("reference")) as place:
-        for name, ranks in (("alone", 1), ("pair", 2)):
-            place.jobs.submit(place.training(name, "--step-ms", "0", ranks_per_node=ranks))
-        for name in ("alone", "pair"):
-            place.complete(name)
-        yield place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with jobs_in(tmp_path) as place:
-        if PROGRAM.exists():
-            os.environ[VARIABLE] = str(PROGRAM)
-        yield place
-
-
-def states(name: str) -> list[str]:
-    """The states of the job, in order."""
-    names = {str(state).lower() for state in JobState}
-    with History() as history:
-        return [event.name for event in history.events(name) if event.name in names]
-
-
-def assert_equal(output: Path, reference: Path, num_ranks: int) -> None:
-    ours, theirs = finals(output, num_ranks), finals(reference, num_ranks)
-    for rank in range(num_ranks):
-        assert same(ours[rank], theirs[rank]), f"rank {rank} differs"
-
-
-def marks(place: Place, name: str, rank: int = 0) -> list[str]:
-    return (place.output(name) / f"marks-{rank}").read_text().splitlines()
 
 
 SHAPES = [

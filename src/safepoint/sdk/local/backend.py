@@ -13,7 +13,7 @@ from safepoint.errors import (
     SafepointError,
     UsageError,
 )
-from safepoint.jobs.local.job_images import freeze_job, image_of, images_folder, thaw_job
+from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, thaw_job
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots

@@ -16,7 +16,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.processes import ProcessId, identify
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
-from safepoint.training.outcome.launcher_folder import forwarded_mark, note_stop_signal
+from safepoint.training.outcome.launcher_folder import forwarded_mark, note_stop_signal, was_frozen
 from safepoint.training.outcome.verdict import exit_code_of
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -127,7 +127,8 @@ class SignalRelay:
             for number in os.read(self._reader, 64) if ready else b"":
                 self._answer(number)
             if self._deadline_s is not None and clock.monotonic_s() >= self._deadline_s:
-                self._kill()
+                if not was_frozen(self._folder):  # otherwise they were restored from a process image, and may run on
+                    self._kill()
                 self._deadline_s = None
 
     def _answer(self, number: int) -> None:

@@ -16,7 +16,7 @@ from safepoint.foundation.files import write_atomic
 from safepoint.foundation.processes import identify
 from safepoint.jobs.local.attempt import thaw_watch
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
-from safepoint.jobs.local.job_images import freeze_job, image_of, images_folder, thaw_job
+from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, thaw_job
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import RequestedAction

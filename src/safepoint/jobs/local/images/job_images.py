@@ -16,12 +16,12 @@ from safepoint.foundation.files import FolderLock
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.images.last_resort import temporary_folders_of
 from safepoint.jobs.local.local_jobs import LocalJobs
-from safepoint.jobs.local.paths import job_folder, supervisor_lock
+from safepoint.jobs.local.paths import images_of, job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
-from safepoint.training.outcome.launcher_folder import running_launchers
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.trees import name_of, processes_of
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from safepoint.transparent.images.manifest import ImageManifest
     from safepoint.transparent.thaw import Restored
 
-_IMAGES = "images"
 _EXITS_WITHIN_S = 15.0
 _POLL_S = 0.1
 _FREEZABLE = (JobState.RUNNING, JobState.RESUMING)
@@ -47,7 +46,7 @@ def images_folder(name: str) -> Path:
         NotFoundError: there is no such job.
     """
     with History() as history:
-        return job_folder(history.name_of(name)) / _IMAGES
+        return images_of(history.name_of(name))
 
 
 def freeze_job(
@@ -187,18 +186,6 @@ def thaw_job(
             finally:
                 if history.job(job.name).needs_supervisor:
                     starts.callback(start_supervisor, job.name)
-
-
-def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
-    """The temporary folders of the launchers in process trees, by the root of the tree.
-
-    Args:
-        roots: the root processes.
-    """
-    launchers = running_launchers()
-    return {
-        root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [processes_of(root)]
-    }
 
 
 def _launchers_of(history: History, job: JobRecord) -> list[int]:
