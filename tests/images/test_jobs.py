@@ -78,14 +78,60 @@ def test_a_job_that_runs_on_can_go_back(place: Place, reference: Place) -> None:
 
 
 def test_a_frozen_job_resumes_from_its_checkpoint(place: Place, reference: Place) -> None:
-    """`resume` instead of `thaw`; the image does not count any more."""
+    """A person asks for the checkpoint; the image does not count any more."""
     place.jobs.submit(place.training("job", "--save-steps", "2"))
     place.wait_for_saved("job")
     assert safepoint("freeze", "job").code == 0, place.story("job")
-    assert safepoint("resume", "job").code == 0
+    assert safepoint("resume", "job", "--from-checkpoint").code == 0
     assert place.complete("job").attempt == 2
     assert_equal(place.output("job"), reference.output("alone"), 1)
     assert place.jobs.job("job").image is None
+
+
+def test_a_frozen_job_resumes_from_what_is_newer(place: Place, reference: Place) -> None:
+    """First from the image, then from the checkpoint, then from the checkpoint because the image is damaged."""
+    place.jobs.submit(place.training("job", "--step-ms", "1500", "--save-steps", "2"))
+    place.wait_for_saved("job")
+    outcome = safepoint("freeze", "job")
+    assert outcome.code == 0, outcome.stderr + place.story("job")
+    outcome = safepoint("resume", "job")
+    assert outcome.code == 0, outcome.stderr
+    assert "image-1" in outcome.stdout
+    assert "the newest checkpoint is of step" in outcome.stdout
+    place.jobs.wait("job", [JobState.RUNNING], timeout_s=120)
+    assert place.jobs.job("job").attempt == 1, place.story("job")
+    assert safepoint("suspend", "job", "--yes").code == 0, place.story("job")
+    outcome = safepoint("resume", "job")
+    assert "is newer than" in outcome.stdout, outcome.stderr
+    place.jobs.wait("job", [JobState.RUNNING], timeout_s=120)
+    assert place.jobs.job("job").attempt == 2, place.story("job")
+    outcome = safepoint("freeze", "job", "--json")
+    assert outcome.code == 0, outcome.stderr + place.story("job")
+    next(Path(outcome.document["path"]).rglob("pages-*.regions")).unlink()
+    outcome = safepoint("resume", "job")
+    assert "the process image cannot be used" in outcome.stdout, outcome.stderr
+    assert place.complete("job").attempt == 3
+    assert_equal(place.output("job"), reference.output("alone"), 1)
+
+
+def test_an_image_that_cannot_be_restored_falls_back_to_the_checkpoint(place: Place, reference: Place) -> None:
+    """A page is damaged, which is found only when it is read. The job says so, and continues."""
+    place.jobs.submit(place.training("job", "--save-steps", "2"))
+    place.wait_for_saved("job")
+    outcome = safepoint("freeze", "job", "--json")
+    assert outcome.code == 0, outcome.stderr + place.story("job")
+    path = max(Path(outcome.document["path"]).rglob("pages-*.regions"), key=lambda one: one.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    outcome = safepoint("resume", "job")
+    assert "image-1" in outcome.stdout, outcome.stderr
+    assert place.complete("job").attempt == 2, place.story("job")
+    [first, _] = place.jobs.attempts("job")
+    assert "could not be restored" in first.outcome
+    assert_equal(place.output("job"), reference.output("alone"), 1)
 
 
 def test_a_job_without_progress_continues_from_its_checkpoint(place: Place, reference: Place) -> None:

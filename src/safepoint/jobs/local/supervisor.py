@@ -170,13 +170,37 @@ class Supervisor:
         return None
 
     def _take(self, job: JobRecord) -> None:
+        if self._goes_on(job):
+            self._history.become(self._name, JobState.RESUMING, actor=self._actor)
+            return
+        self._take_next_attempt(job)
+
+    def _goes_on(self, job: JobRecord) -> bool:
+        """Whether the job goes on from its image. After a failure it does not, because it might fail again there."""
+        if job.image is None or job.state is JobState.RESTARTING:
+            return False
+        from safepoint.jobs.local.images.newest_state import newest_state  # imports the library of object stores
+
+        try:
+            output = output_of(job.spec, rank_reports.progress(self._folder))
+            return newest_state(job, output).image is not None
+        except (SafepointError, OSError) as error:
+            _log.warning("the image of the job is not used: %s", error)
+            return False
+
+    def _take_next_attempt(self, job: JobRecord) -> None:
         state = JobState.RUNNING if job.attempt == 0 else JobState.RESUMING
         self._history.become(self._name, state, actor=self._actor, attempt=job.attempt + 1, image=None)
         self._history.begin_attempt(self._name, job.attempt + 1, job.spec.num_nodes)
 
     def _start(self) -> Launchers | None:
-        """Start the launchers of the stored attempt; None if that fails."""
+        """Start the launchers of the stored attempt, or restore them; None if that fails."""
         job = self._job
+        if job.image is not None:
+            restored = self._restore(job)
+            if restored is not None:
+                return restored
+            job = self._job
         launchers = Launchers(job.spec, self._folder, job.attempt)
         try:
             if job.settings.freeze_as_last_resort:
@@ -210,6 +234,23 @@ class Supervisor:
                 )
             return None
         return launchers
+
+    def _restore(self, job: JobRecord) -> Launchers | None:
+        """Restore the launchers from the image of the job. If that fails, store the next attempt."""
+        from safepoint.jobs.local.images.job_images import restore_job  # imports numpy
+
+        Launchers(job.spec, self._folder, job.attempt).wait_until_gone()
+        try:
+            restore_job(self._history, job, actor=self._actor)
+        except (SafepointError, OSError) as error:
+            outcome = f"it could not be restored from {job.image}: {error}; it continues from its newest checkpoint"
+            _log.warning("%s", outcome)
+            with self._history.transaction():
+                self._history.end_attempt(self._name, job.attempt, outcome=outcome, exit_code=None)
+                self._history.become(self._name, JobState.RESUMING, actor=self._actor, message=outcome)
+                self._take_next_attempt(self._job)
+            return None
+        return Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
 
     def _wait_for_workspace(self, job: JobRecord) -> None:
         """Let `/workspace/dataset` and `/workspace/model` lead to the inputs of the job, when no other job uses them.

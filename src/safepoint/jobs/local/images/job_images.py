@@ -1,7 +1,7 @@
 """Freezes a job of this machine into a process image, and restores its processes.
 
 The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended:
-`thaw` lets its processes go on in the middle of a step, and `resume` continues from the newest checkpoint.
+`thaw` lets its processes go on in the middle of a step. So does `resume`, unless there is a newer checkpoint.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from safepoint.jobs.local.paths import images_of, job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
-from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.program import Criu, find_criu
 from safepoint.transparent.criu.trees import name_of, processes_of
 
 if TYPE_CHECKING:
@@ -157,35 +157,64 @@ def thaw_job(
         path = _image_of(history, job)
         with contextlib.ExitStack() as starts, _without_supervisor(job):
             _refuse_full(history, job)
-
-            def note(restored: "Sequence[Restored]") -> None:
-                with history.transaction():
-                    now = history.job(job.name)
-                    if now != job:
-                        raise ConflictError(
-                            f"job {job.name} was changed while it was restored; the restored processes were ended",
-                            hint=f"see `safepoint status {job.name}`",
-                        )
-                    _refuse_full(history, job)
-                    before = history.nodes(job.name, job.attempt)
-                    for node, one in zip(before, restored, strict=True):
-                        history.add_node(job.name, job.attempt, _again(node, one.pid))
-                    history.reopen_attempt(job.name, job.attempt)
-                    history.become(
-                        job.name,
-                        JobState.RESUMING,
-                        actor=actor,
-                        message=f"restored from {path}",
-                        wanted=RequestedAction.RUN,
-                        exit_code=None,
-                    )
-                    Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
-
+            adopt = _adoption(history, job, path, actor, check=lambda: _refuse_full(history, job))
             try:
-                return thaw_image(criu, location, image, before_start=note, progress=progress)
+                return thaw_image(criu, location, image, before_start=adopt, progress=progress)
             finally:
                 if history.job(job.name).needs_supervisor:
                     starts.callback(start_supervisor, job.name)
+
+
+def restore_job(history: History, job: JobRecord, *, actor: str) -> None:
+    """Restore the processes of a job from its image; called by its supervisor, which has the slots for it.
+
+    Args:
+        history: the history of all jobs.
+        job: the job, as it is in the history.
+        actor: the supervisor.
+
+    Raises:
+        SafepointError, OSError: the processes could not be restored.
+    """
+    from safepoint.transparent.images.opening import key_of, open_images, parse_images
+    from safepoint.transparent.thaw import thaw_image
+
+    path = _image_with_nodes(history, job)
+    place, image = parse_images(path)
+    with open_images(place, key_of(None, is_made=False), only_authentic=True) as location:
+        adopt = _adoption(history, job, path, actor, check=lambda: None)
+        thaw_image(find_criu(), location, image or location.newest(), before_start=adopt)
+
+
+def _adoption(
+    history: History, job: JobRecord, path: str, actor: str, *, check: Callable[[], None]
+) -> "Callable[[Sequence[Restored]], None]":
+    """What records the restored processes as the launchers of the job's newest attempt."""
+
+    def adopt(restored: "Sequence[Restored]") -> None:
+        with history.transaction():
+            now = history.job(job.name)
+            if now != job:
+                raise ConflictError(
+                    f"job {job.name} was changed while it was restored; the restored processes were ended",
+                    hint=f"see `safepoint status {job.name}`",
+                )
+            check()
+            before = history.nodes(job.name, job.attempt)
+            for node, one in zip(before, restored, strict=True):
+                history.add_node(job.name, job.attempt, _again(node, one.pid))
+            history.reopen_attempt(job.name, job.attempt)
+            history.become(
+                job.name,
+                JobState.RESUMING,
+                actor=actor,
+                message=f"restored from {path}",
+                wanted=RequestedAction.RUN,
+                exit_code=None,
+            )
+            Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
+
+    return adopt
 
 
 def _launchers_of(history: History, job: JobRecord) -> list[int]:
@@ -224,12 +253,16 @@ def _image_of(history: History, job: JobRecord) -> str:
             f"the newest attempt of job {job.name} has no process image; nothing was restored",
             hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
+    return _image_with_nodes(history, job)
+
+
+def _image_with_nodes(history: History, job: JobRecord) -> str:
     if len(history.nodes(job.name, job.attempt)) != job.num_nodes:
         raise ConflictError(
             f"job {job.name} has another number of nodes than in its process image; nothing was restored",
             hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
-    return job.image
+    return job.image or ""
 
 
 def _refuse_full(history: History, job: JobRecord) -> None:
