@@ -101,6 +101,7 @@ def test_a_frozen_job_resumes_from_what_is_newer(place: Place, reference: Place)
     place.jobs.wait("job", [JobState.RUNNING], timeout_s=120)
     assert place.jobs.job("job").attempt == 1, place.story("job")
     assert safepoint("suspend", "job", "--yes").code == 0, place.story("job")
+    assert place.jobs.job("job").was_saved, place.story("job")
     outcome = safepoint("resume", "job")
     assert "is newer than" in outcome.stdout, outcome.stderr
     place.jobs.wait("job", [JobState.RUNNING], timeout_s=120)

@@ -35,7 +35,7 @@ def test_a_job_that_cannot_save_is_frozen(place: Place, reference: Place, shape:
     place.jobs.submit(place.training("late", "--step-ms", "0", "--wait-at", "5", **shape, settings=LATE))
     place.wait_for_mark("late", 5)
     outcome = safepoint("suspend", "late", "--yes")
-    assert outcome.code == 3, outcome.stderr + place.story("late")
+    assert outcome.code == 0, outcome.stderr + place.story("late")
     job = place.jobs.job("late")
     assert job.state is JobState.SUSPENDED
     assert job.image is not None

@@ -263,7 +263,7 @@ class LocalJobs:
             SafepointError: see `choice_of` and `newest_state`.
         """
         from safepoint.jobs.local import chosen_checkpoint  # imports the library of object stores
-        from safepoint.jobs.local.images.newest_state import newest_state
+        from safepoint.jobs.local.newest_state import newest_state
 
         with self._history.transaction():
             job = self.job(name)
@@ -281,15 +281,10 @@ class LocalJobs:
             self._history.change_spec(job, spec, actor=self._actor, what=what)
             self._request(job, RequestedAction.RUN)
             if not job.state.is_active:
-                cause = "restarted after a failure" if job.state is JobState.FAILED else begin.why
+                why, image = begin.why, begin.image
+                cause = "restarted after a failure" if job.state is JobState.FAILED else ""
                 self._history.become(
-                    job.name,
-                    JobState.QUEUED,
-                    actor=self._actor,
-                    cause=cause,
-                    message=begin.why,
-                    setbacks=0,
-                    image=begin.image,
+                    job.name, JobState.QUEUED, actor=self._actor, cause=cause, message=why, setbacks=0, image=image
                 )
             job = self.job(job.name)
         if not is_locked(supervisor_lock(job.name)):

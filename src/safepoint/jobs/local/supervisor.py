@@ -179,7 +179,7 @@ class Supervisor:
         """Whether the job goes on from its image. After a failure it does not, because it might fail again there."""
         if job.image is None or job.state is JobState.RESTARTING:
             return False
-        from safepoint.jobs.local.images.newest_state import newest_state  # imports the library of object stores
+        from safepoint.jobs.local.newest_state import newest_state  # imports the library of object stores
 
         try:
             output = output_of(job.spec, rank_reports.progress(self._folder))

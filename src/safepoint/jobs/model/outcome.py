@@ -26,7 +26,7 @@ class Outcome:
 
     Args:
         state: its new state.
-        exit_code: the exit code of the attempt; None when its launchers were killed.
+        exit_code: the exit code of the attempt; None when its launchers were killed; 75 if they are in an image.
         message: why.
         setbacks: consecutive interruptions without progress.
     """
@@ -76,7 +76,9 @@ def conclude(
         what_is_saved += f" on this machine only; when the job resumes, it is uploaded to {missing_in}"
     if was_asked and not saved and image is not None:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
-        return Outcome(state=state, exit_code=code, message=f"frozen in {image}; {what_is_saved}")
+        return Outcome(
+            state=state, exit_code=ExitCode.INTERRUPTED_SAVED, message=f"frozen in {image}; {what_is_saved}"
+        )
     if was_asked:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         message = what_is_saved if saved else f"it was stopped without a save; {what_is_saved}"

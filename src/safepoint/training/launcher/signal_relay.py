@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -54,6 +54,7 @@ class SignalRelay:
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._ranks: tuple[ProcessId, ...] = ()
+        self._own = identify(os.getpid())
         self._num_interrupts = 0
         self._deadline_s: float | None = None
         self._have_ranks_ended = False
@@ -73,7 +74,8 @@ class SignalRelay:
     def set_ranks(self, pids: Sequence[int]) -> None:
         """Set the processes of the ranks; none while the ranks restart. If a stop was requested, signal them now."""
         with self._lock:
-            self._ranks = tuple(rank for pid in pids if (rank := identify(pid)) is not None)
+            self._ranks = _identified(pids)
+            self._own = identify(os.getpid())
             if self.signal:
                 self._send(signal.SIGTERM)
 
@@ -167,14 +169,25 @@ class SignalRelay:
 
     def kill_ranks(self) -> None:
         """Kill the ranks, and the processes that they started."""
-        for rank in self._ranks:  # each rank leads a process group, which contains its data loaders' workers
+        for rank in self._current_ranks():  # each one leads a process group, with its data loaders' workers
             rank.send_to_group(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(OSError):
             (self._folder / forwarded_mark(signal.Signals(number).name)).touch()
-        for rank in self._ranks:  # if a rank has ended, `send` does not signal a new process with the same pid
+        for rank in self._current_ranks():  # `send` does not signal a new process with the pid of an ended rank
             rank.send(number)
+
+    def _current_ranks(self) -> tuple[ProcessId, ...]:
+        """The ranks. Processes that were restored from a process image have the same numbers, but began later."""
+        own = identify(os.getpid())
+        if own != self._own:
+            self._own, self._ranks = own, _identified([rank.pid for rank in self._ranks])
+        return self._ranks
+
+
+def _identified(pids: Iterable[int]) -> tuple[ProcessId, ...]:
+    return tuple(rank for pid in pids if (rank := identify(pid)) is not None)
 
 
 def _handled_by_thread(number: int, frame: FrameType | None) -> None:

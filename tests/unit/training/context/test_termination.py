@@ -1,6 +1,7 @@
 """Signals before the training do not count in it."""
 
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -36,3 +37,49 @@ def test_an_interrupt_that_the_script_caught_before_its_training_does_not_count(
     termination._handle(signal.SIGINT, None)
     assert codes == [130]
     termination.leave_training()
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(termination_module, "clock", clock)
+    return clock
+
+
+def test_the_end_of_the_time_can_be_reserved(clock: Clock) -> None:
+    """What a rank does has to be done before; how much is reserved counts at the request to stop."""
+    reserved = [5.0]
+    termination = Termination(within_s=27, reserved=lambda: reserved[0])
+    assert termination.available_s == float("inf")
+    termination.begin_stop()
+    reserved[0] = 20.0
+    assert termination.available_s == 22
+    clock.now_s += 2
+    termination.begin_stop()
+    assert termination.available_s == 20
+    greedy = Termination(within_s=27, reserved=lambda: 100.0)
+    greedy.begin_stop()
+    assert greedy.available_s == 0
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_deadline_that_does_not_end_the_process_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a process that was frozen meanwhile: it gets no further deadline, also not by a later vote."""
+    passed = threading.Event()
+    termination = Termination(within_s=0)
+    termination.install(on_signal=lambda _: None, on_stop_outside_training=lambda: None, on_deadline=passed.set)
+    termination.begin_stop()
+    assert passed.wait(60)
+    while termination.available_s < float("inf"):
+        threading.Event().wait(0.001)
+    termination.begin_stop()
+    assert termination.available_s == float("inf")

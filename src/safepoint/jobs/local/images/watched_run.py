@@ -30,7 +30,7 @@ from safepoint.foundation.files import write_atomic
 from safepoint.foundation.processes import ProcessId, identify
 from safepoint.jobs.local.attempt.node import exit_file, read_exit_code, write_plan
 from safepoint.jobs.local.images.last_resort import LastResort, images_in
-from safepoint.jobs.local.images.newest_state import Checkpoint, choose
+from safepoint.jobs.local.newest_state import Checkpoint, choose
 from safepoint.progress.record import State, read_progress
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.training.launcher.launch_plan import LaunchPlan

@@ -30,7 +30,7 @@ from tests.support.supervisors import supervisor_pid
 from tests.unit.jobs.local.test_supervisor import Place, Thread, place, wait_until
 
 __all__ = ["place"]
-CRIU = Criu(path=str(Path(__file__).parents[3] / "support" / "stand_in_criu.sh"), version="4.2.1")
+CRIU = Criu(path=str(Path(__file__).parents[4] / "support" / "stand_in_criu.sh"), version="4.2.1")
 
 
 @pytest.fixture(autouse=True)
