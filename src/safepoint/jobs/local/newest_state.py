@@ -63,7 +63,11 @@ def choose(image: str, checkpoint: Checkpoint | None) -> NewestState:
         image: the path or URI of the image.
         checkpoint: the newest checkpoint; None without one.
     """
-    other = "there is no checkpoint" if checkpoint is None else f"the newest checkpoint is of step {checkpoint.step}"
+    other = (
+        "there is no checkpoint"
+        if checkpoint is None
+        else f"the newest checkpoint, of step {checkpoint.step}, is older"
+    )
     instead = "from the beginning" if checkpoint is None else f"from the checkpoint of step {checkpoint.step}"
     try:
         created = _examine(image)
@@ -73,7 +77,7 @@ def choose(image: str, checkpoint: Checkpoint | None) -> NewestState:
     age = f"{format_duration(max(0.0, clock.parse_utc(clock.utc_now()) - clock.parse_utc(created)))} old"
     if checkpoint is not None and clock.parse_utc(checkpoint.created) > clock.parse_utc(created):
         return NewestState(image=None, why=f"{instead}, which is newer than {printable(image)}, {age}")
-    return NewestState(image=image, why=f"from {printable(image)}, {age}; {other}, and older")
+    return NewestState(image=image, why=f"from {printable(image)}, {age}; {other}")
 
 
 def _examine(image: str) -> str:

@@ -23,7 +23,7 @@ from safepoint.snapshot.protocol.messages import Leave
 from safepoint.training.context.reporter import Reporter
 from safepoint.training.context.termination import Termination
 from safepoint.training.context.uploads import Uploads
-from safepoint.training.outcome.launcher_folder import reserved_s, was_frozen
+from safepoint.training.outcome.launcher_folder import reserved_s
 from safepoint.training.outcome.rank_record import RankRecordWriter
 
 _log = logging.getLogger("safepoint")
@@ -238,12 +238,7 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_at_deadline(self) -> None:
-        """End the process at once: the deadline has passed. Nothing more is saved.
-
-        A process that was frozen meanwhile does not end: it was restored from a process image.
-        """
-        if was_frozen(self._folder):
-            return
+        """End the process at once: the deadline has passed in a training. Nothing more is saved."""
         with self._ending:
             last = (
                 f"the newest checkpoint is of step {self.saved_step}"

@@ -34,6 +34,7 @@ class Termination:
             sends SIGTERM to its ranks; `original(SIGTERM)` is then SIGINT.
         reserved: how many of these seconds are reserved for a process image, at a stop request. What this process
             does has to be done before, but the process does not end before the deadline.
+        was_frozen: whether this process is, or was, frozen after the stop request. Then it has no deadline any more.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Termination:
         within_s: float,
         original: Callable[[int], int] = lambda number: number,
         reserved: Callable[[], float] = lambda: 0.0,
+        was_frozen: Callable[[], bool] = lambda: False,
     ) -> None:
         self._within_s = within_s
         self._original = original
         self._reserved = reserved
         self._reserved_s = 0.0
+        self._was_frozen = was_frozen
         self._is_unlimited = False
         self._on_signal: Callable[[int], object] = lambda _: None
         self._on_stop_outside_training: Callable[[], object] = lambda: None
@@ -78,7 +81,7 @@ class Termination:
             on_signal: called with each signal, before any reaction to it; must return soon.
             on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop. If it
                 returns, the process may run until the deadline.
-            on_deadline: ends the process, because the deadline has passed. If it returns, there is none any more.
+            on_deadline: ends the process, because the deadline has passed inside the training loop.
         """
         self._on_signal = on_signal
         self._on_stop_outside_training = on_stop_outside_training
@@ -148,7 +151,14 @@ class Termination:
     @property
     def available_s(self) -> float:
         """Seconds left for what has to be done; infinite before a stop request."""
-        return self._deadline_s - self._reserved_s - clock.monotonic_s()
+        left_s = self._deadline_s - self._reserved_s - clock.monotonic_s()
+        return _NEVER_S if left_s <= 0 and self._has_no_deadline() else left_s
+
+    def _has_no_deadline(self) -> bool:
+        """Whether the deadline does not count any more. Every thread that finds it passed asks first."""
+        if not self._is_unlimited and self._was_frozen():
+            self._deadline_s, self._is_unlimited = _NEVER_S, True
+        return self._is_unlimited
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
@@ -178,9 +188,8 @@ class Termination:
                     self._on_signal(number)
             if signal.SIGTERM in numbers or (self._in_training and signal.SIGINT in numbers):
                 self._answer(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT)
-            if clock.monotonic_s() >= self._deadline_s:
+            if clock.monotonic_s() >= self._deadline_s and not self._has_no_deadline():
                 self._on_deadline()
-                self._deadline_s, self._is_unlimited = _NEVER_S, True
             is_check_due = ready or clock.monotonic_s() >= self._check_at_s
             if self._in_training and self._deadline_s < _NEVER_S and is_check_due:
                 again_s = self._check_step()

@@ -7,7 +7,7 @@ import pytest
 from safepoint.errors import ExitCode, Interrupted, StorageError
 from safepoint.foundation.events import run_events
 from safepoint.foundation.events.stream import Event
-from safepoint.training.outcome.launcher_folder import note_frozen, note_stop_signal, reserve
+from safepoint.training.outcome.launcher_folder import note_stop_signal, reserve
 from safepoint.training.outcome.rank_record import read_records
 from tests.support.contexts import rank_context
 
@@ -53,17 +53,14 @@ def test_an_end_that_is_not_saved_is_an_error() -> None:
 
 
 def test_a_rank_that_will_be_frozen_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside a training with nothing saved, if its launcher was asked to stop. Restored, it has no deadline."""
+    """Outside a training with nothing saved, if its launcher was asked to stop. It ends at the deadline."""
     outcome = rank_context(record_folder=str(tmp_path)).outcome
     codes: list[int] = []
     monkeypatch.setattr(outcome, "end_now", codes.append)
     reserve(tmp_path, 3.0)
     note_stop_signal(tmp_path, 15)
     outcome.end_outside_training()
-    note_frozen(tmp_path, is_frozen=True)
-    outcome.end_at_deadline()
     assert codes == []
-    note_frozen(tmp_path, is_frozen=False)
     outcome.end_at_deadline()
     assert codes == [ExitCode.TERMINATED_UNSAVED]
 

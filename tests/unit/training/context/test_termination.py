@@ -71,15 +71,28 @@ def test_the_end_of_the_time_can_be_reserved(clock: Clock) -> None:
     assert greedy.available_s == 0
 
 
-@pytest.mark.usefixtures("handlers")
-def test_a_deadline_that_does_not_end_the_process_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a process that was frozen meanwhile: it gets no further deadline, also not by a later vote."""
-    passed = threading.Event()
-    termination = Termination(within_s=0)
-    termination.install(on_signal=lambda _: None, on_stop_outside_training=lambda: None, on_deadline=passed.set)
+def test_a_process_that_was_frozen_has_no_deadline(clock: Clock) -> None:
+    """Restored later, it finds the deadline passed. It gets no further one, also not by a later vote."""
+    frozen = [False]
+    termination = Termination(within_s=27, reserved=lambda: 5.0, was_frozen=lambda: frozen[0])
     termination.begin_stop()
-    assert passed.wait(60)
-    while termination.available_s < float("inf"):
-        threading.Event().wait(0.001)
+    clock.now_s += 1000
+    assert termination.available_s < 0
+    frozen[0] = True
+    assert termination.available_s == float("inf")
     termination.begin_stop()
     assert termination.available_s == float("inf")
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("was_frozen", [True, False])
+def test_the_deadline_ends_a_process_unless_it_was_frozen(was_frozen: bool) -> None:
+    """The watch thread looks at the same thing."""
+    passed = threading.Event()
+    termination = Termination(within_s=0, was_frozen=lambda: was_frozen)
+    termination.install(on_signal=lambda _: None, on_stop_outside_training=lambda: None, on_deadline=passed.set)
+    termination.begin_stop()
+    if was_frozen:
+        while termination.available_s < float("inf"):
+            threading.Event().wait(0.001)
+    assert passed.wait(0.2 if was_frozen else 60) != was_frozen

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from safepoint.transparent.freeze import Frozen
     from safepoint.transparent.images.location import ImageLocation
 
-_BASE_S = 2.0
-_BYTES_PER_S = 200e6
-"""A busy machine with two cores freezes, compresses and commits this much in a second (docs/process-images.md)."""
+_BASE_S = 3.0
+_BYTES_PER_S = 100e6
+"""A very busy machine with two cores freezes, compresses and commits so much in a second (docs/process-images.md)."""
 _LOOK_EVERY_S = 5.0
 _ENDING_S = 0.5
 """How long ranks that have saved in time may take to end."""
@@ -58,7 +58,7 @@ class LastResort:
         self._roots = list(roots)
         self._images = images
         self._look_at_s = 0.0
-        self._reserved_s = _BASE_S
+        self._reserved_s = min(_BASE_S + _ENDING_S, self._within_s / 2)
         self._has_warned = False
         self._is_tried = False
 
