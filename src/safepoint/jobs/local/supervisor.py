@@ -26,7 +26,7 @@ from safepoint.jobs.local.attempt.packages import install_packages
 from safepoint.jobs.local.attempt.steps import JobStoppedError
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch
 from safepoint.jobs.local.history import History, HistoryError
-from safepoint.jobs.local.images.last_resort import LastResort
+from safepoint.jobs.local.images.last_resort import LastResort, were_late
 from safepoint.jobs.local.paths import images_of, job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors
 from safepoint.jobs.model.connections import keys_of
@@ -309,8 +309,8 @@ class Supervisor:
     def _watch(self, launchers: Launchers) -> None:
         """Carry out requests until all launchers have ended."""
         began_s, earlier = clock.monotonic_s(), rank_reports.newest_report(self._folder)
-        watch = ThawWatch(self._folder) if self._job.is_thawed else None
         settings, pids = self._job.settings, launchers.pids
+        watch = ThawWatch(self._folder, is_late=were_late(pids)) if self._job.is_thawed else None
         resort = LastResort(settings, pids, images_of(self._name)) if settings.freeze_as_last_resort else None
         while launchers.are_alive:
             job = self._job

@@ -154,7 +154,7 @@ def reserve(folder: Path, seconds: float) -> None:
 def reserved_s(folder: Path | None) -> float:
     """The seconds that `reserve` has recorded; 0 if no image will be made, or if the launcher need not stop."""
     try:
-        if folder is None or not (folder / _STOP_SIGNAL).exists():
+        if folder is None or not (folder / _STOP_SIGNAL).exists() or was_frozen(folder):
             return 0.0
         return float((folder / _RESERVED).read_text(encoding="utf-8"))
     except (OSError, ValueError):

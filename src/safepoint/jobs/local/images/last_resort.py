@@ -18,7 +18,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Location
-from safepoint.training.outcome.launcher_folder import note_frozen, reserve, running_launchers
+from safepoint.training.outcome.launcher_folder import note_frozen, reserve, running_launchers, was_frozen
 from safepoint.training.outcome.rank_record import newest_records
 from safepoint.transparent.criu.trees import processes_of, resident_bytes
 
@@ -135,6 +135,11 @@ class LastResort:
 
     def _folders(self) -> list[Path]:
         return [folder for folders in temporary_folders_of(self._roots).values() for folder in folders]
+
+
+def were_late(roots: Sequence[int]) -> bool:
+    """Whether launchers were restored from an image that was made at their deadline."""
+    return any(was_frozen(folder) for folders in temporary_folders_of(roots).values() for folder in folders)
 
 
 def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
