@@ -17,8 +17,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --quiet --python
 VERSIONS := .venv/versions
-# Two test files at a time, which leaves jobs half as fast.
-LANES := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest -n 2 --dist loadfile
+# A slower machine than a laptop is normal, and two test files at a time leave jobs half as fast.
+PYTEST := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest
+LANES := $(PYTEST) -n 2 --dist loadfile
 EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,transparent,trl]
 
 help: ## show this list
@@ -67,54 +68,54 @@ install-browser: $(INSTALLED)
 	$(BIN)/python -m tests.support.browser install
 
 test-browser: $(INSTALLED) ## the dashboard and cells of a notebook in Debian's Chromium, with axe-core; as root (5 minutes)
-	if $(MAKE) install-browser; then $(BIN)/pytest -n 0 -m browser tests/browser; fi
+	if $(MAKE) install-browser; then $(PYTEST) -n 0 -m browser tests/browser; fi
 
 test-browser-core: $(INSTALLED) ## of these, the life of a job, the pages on a small screen, and the cells (2 minutes)
-	if $(MAKE) install-browser; then $(BIN)/pytest -n 0 -m browser tests/browser \
+	if $(MAKE) install-browser; then $(PYTEST) -n 0 -m browser tests/browser \
 	  -k 'life_of_a_job or (page_looks_well and small) or cells_look_well'; fi
 
 test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, server and two clients; as root (2 minutes)
-	if $(BIN)/python -m tests.support.nfs install; then $(BIN)/pytest -m long tests/attacks/test_nfs.py; fi
+	if $(BIN)/python -m tests.support.nfs install; then $(PYTEST) -m long tests/attacks/test_nfs.py; fi
 
 install-images: $(INSTALLED)
 	$(BIN)/python -m tests.support.criu install
 
 test-images: $(INSTALLED) ## process images of real processes, with CRIU from Debian unstable; as root (8 minutes)
-	if $(MAKE) install-images; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images; fi
+	if $(MAKE) install-images; then $(PYTEST) -n 0 -m 'images and not long' tests/images; fi
 
 test-images-core: $(INSTALLED) ## of these: frozen and restored bit for bit, whose an image is, damage and a full disk (3 minutes)
-	if $(MAKE) install-images; then $(BIN)/pytest -n 0 -m 'images and not long' tests/images \
+	if $(MAKE) install-images; then $(PYTEST) -n 0 -m 'images and not long' tests/images \
 	  -k 'on_bit_for_bit or another_key or damaged or full_folder'; fi
 
 test-images-long: $(INSTALLED) ## each way to freeze and restore, ten times (an hour)
-	if $(MAKE) install-images; then $(BIN)/pytest -n 0 -m 'images and long' tests/images; fi
+	if $(MAKE) install-images; then $(PYTEST) -n 0 -m 'images and long' tests/images; fi
 
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
-	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster; fi
+	if $(BIN)/python -m tests.support.cluster build; then $(PYTEST) -m 'cluster and not long' tests/cluster; fi
 
 test-cluster-long: $(INSTALLED) ## older releases of Trainer, each on a cluster of its own, and each fault ten times (2 hours)
-	if $(BIN)/python -m tests.support.cluster build older; then $(BIN)/pytest -m 'cluster and long' tests/cluster; \
-	  SAFEPOINT_TEST_TRIALS=10 $(BIN)/pytest tests/cluster/test_faults.py tests/cluster/test_two_nodes.py; fi
+	if $(BIN)/python -m tests.support.cluster build older; then $(PYTEST) -m 'cluster and long' tests/cluster; \
+	  SAFEPOINT_TEST_TRIALS=10 $(PYTEST) tests/cluster/test_faults.py tests/cluster/test_two_nodes.py; fi
 
 test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preempted, a pod deleted or evicted (6 minutes)
-	if $(BIN)/python -m tests.support.cluster build; then $(BIN)/pytest -m 'cluster and not long' tests/cluster/test_life.py \
+	if $(BIN)/python -m tests.support.cluster build; then $(PYTEST) -m 'cluster and not long' tests/cluster/test_life.py \
 	  tests/cluster/test_faults.py -k 'is_suspended or preempted or deleted or evicted'; fi
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (ten minutes)
-	$(BIN)/pytest -n 0 -m gpu tests/gpu/test_device_copy.py tests/gpu/test_metric_reader.py tests/gpu/test_checkpoint_api.py
-	$(BIN)/pytest -n 4 --dist load -m gpu tests/gpu/test_trainings.py
+	$(PYTEST) -n 0 -m gpu tests/gpu/test_device_copy.py tests/gpu/test_metric_reader.py tests/gpu/test_checkpoint_api.py
+	$(PYTEST) -n 4 --dist load -m gpu tests/gpu/test_trainings.py
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (hours)
-	$(BIN)/pytest -m 'long and not s3 and not cluster and not images' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
+	$(PYTEST) -m 'long and not s3 and not cluster and not images' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
 	  --deselect tests/ranks/test_zero_ranks.py
-	SAFEPOINT_TEST_TRIALS=20 $(BIN)/pytest tests/ranks/test_nodes.py
-	SAFEPOINT_TEST_KILLS=300 $(BIN)/pytest tests/storage/test_kills.py
-	SAFEPOINT_TEST_SNAPSHOT_KILLS=200 $(BIN)/pytest tests/ranks/test_snapshot_kills.py
-	if $(BIN)/python -m tests.support.ceph_rgw install; then $(BIN)/pytest -m 's3 and not minio and long'; fi
-	if $(BIN)/python -m tests.support.minio build; then $(BIN)/pytest -m 'minio and long'; fi
+	SAFEPOINT_TEST_TRIALS=20 $(PYTEST) tests/ranks/test_nodes.py
+	SAFEPOINT_TEST_KILLS=300 $(PYTEST) tests/storage/test_kills.py
+	SAFEPOINT_TEST_SNAPSHOT_KILLS=200 $(PYTEST) tests/ranks/test_snapshot_kills.py
+	if $(BIN)/python -m tests.support.ceph_rgw install; then $(PYTEST) -m 's3 and not minio and long'; fi
+	if $(BIN)/python -m tests.support.minio build; then $(PYTEST) -m 'minio and long'; fi
 
 test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all weights and adapters; ZeRO on other ranks
-	$(BIN)/pytest tests/ranks/test_strategies.py tests/ranks/test_zero_ranks.py
+	$(PYTEST) tests/ranks/test_strategies.py tests/ranks/test_zero_ranks.py
 
 # The sets of `make test-versions`: a file of pins in constraints/, or none for the newest releases. OpenShift AI's images
 # have Python 3.12. PyTorch of the common index comes with its CUDA packages: several GB for each release.
@@ -167,7 +168,7 @@ test-openshift-images: $(IMAGE_SETS:%=$(IMAGES)/%/.installed) ## safepoint.pyz w
 	$(BIN)/python -m hatchling build --target wheel --directory $(IMAGES)/guide/wheel
 	$(INSTALL) $(IMAGES)/guide/bin/python -c constraints.txt "$$(echo $(IMAGES)/guide/wheel/*.whl)[sdk,trl]"
 	if $(BIN)/python -m tests.support.ceph_rgw install; then \
-	  $(BIN)/pytest tests/ranks/test_images.py tests/ranks/test_guides_of_red_hat.py; fi
+	  $(PYTEST) tests/ranks/test_images.py tests/ranks/test_guides_of_red_hat.py; fi
 
 bench: $(INSTALLED) ## install the benchmarks' peers and run every benchmark
 	$(INSTALL) $(BIN)/python -c constraints.txt --group bench

@@ -111,7 +111,8 @@ def test_each_right_that_is_missing_is_named(
     done = doctor(team)
     assert done.code == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    found = {line.partition("you may not ")[2]: number for number, line in enumerate(lines) if "you may not" in line}
+    lacks = "you are not allowed to "
+    found = {line.partition(lacks)[2]: number for number, line in enumerate(lines) if lacks in line}
     assert "create, patch, delete trainjobs" in found, done.stdout
     assert "get jobsets" in found
     assert "get pods/log" in found

@@ -89,8 +89,8 @@ def test_without_the_right_the_pods_save_at_sigterm(
     assert done.code == 0, done.stderr
     receipt = checked(team, "tiny", done.document["receipt"])
     assert (receipt["was_requested"], receipt["is_read"]) == (False, False)
-    assert receipt["reason"] == "you may not create and get pods/exec"
-    assert "at SIGTERM because you may not create and get pods/exec" in done.document["message"]
+    assert receipt["reason"] == "you are not allowed to create and get pods/exec"
+    assert "at SIGTERM because you are not allowed to create and get pods/exec" in done.document["message"]
     assert read_events(team.folder / "tiny", "saved")[-1]["trigger"] == "jit"
     assert safepoint("status", *ON, team.namespace, "--json", "tiny").document["receipt"] == receipt
     delete(team, "tiny")
@@ -237,9 +237,9 @@ def test_a_job_of_a_queue_with_kueues_own_role_for_users(
         for words in (("suspend", "tiny"), ("scale", "tiny", "--nnodes", "2")):
             done = safepoint(words[0], *ON, team.namespace, *words[1:])
             assert done.code == ExitCode.NOT_AUTHORISED, (words, done.stdout, done.stderr)
-            assert "you may not patch workloads; nothing was done" in done.stderr
+            assert "you are not allowed to patch workloads; nothing was done" in done.stderr
         assert safepoint("list", *ON, team.namespace).code == 0
-        assert "may not patch workloads" in safepoint("doctor", *ON, team.namespace).stdout
+        assert "not allowed to patch workloads" in safepoint("doctor", *ON, team.namespace).stdout
     job = team.get("trainjob", "tiny")
     assert {name: job["spec"].get(name) for name in before} == before
     assert [pod] == [one["metadata"]["uid"] for one in team.get("pods")["items"]]

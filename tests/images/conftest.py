@@ -10,6 +10,17 @@ from safepoint.transparent.criu.program import VARIABLE
 from tests.support.criu import PROGRAM, unavailable
 from tests.support.jobs_local import Place, jobs_in
 
+_NUMBERS = Path("/proc/sys/kernel/pid_max")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def many_numbers() -> Iterator[None]:
+    """On a busy machine with few numbers, that of an ended process is soon taken. systemd allows as many, too."""
+    before = _NUMBERS.read_text()
+    _NUMBERS.write_text(str(1 << 22))
+    yield
+    _NUMBERS.write_text(before)
+
 
 @pytest.fixture(autouse=True)
 def own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

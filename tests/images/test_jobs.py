@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from safepoint.foundation.processes import processes_of
+from safepoint.foundation.processes import number_inside, processes_of
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
 from safepoint.training.outcome.launcher_folder import running_launchers
 from tests.images.places import assert_equal, marks, states
+from tests.images.test_one_tree import occupied
 from tests.support.commands import safepoint
 from tests.support.jobs_local import Place
 
@@ -30,13 +31,22 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_job_goes_on_in_the_middle_of_a_step(place: Place, reference: Place, shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "is_number_taken"),
+    [
+        *(pytest.param(*shape.values, False, id=shape.id) for shape in SHAPES),
+        pytest.param(*SHAPES[0].values, True, id="while others have their numbers"),
+    ],
+)
+def test_a_job_goes_on_in_the_middle_of_a_step(
+    place: Place, reference: Place, shape: dict[str, Any], is_number_taken: bool
+) -> None:
     """DDP over gloo, frozen twice. Each step begins once: nothing is repeated. The results are equal, bit for bit."""
     place.jobs.submit(place.training("frozen", "--step-ms", "400", **shape))
     for step in (3, 8):
         place.wait_for_mark("frozen", step)
         folders = [folder for folder, pid in running_launchers() if pid in place.launchers("frozen")]
+        root = number_inside(min(place.launchers("frozen")))
         outcome = safepoint("freeze", "frozen", "--json")
         assert outcome.code == 0, outcome.stderr + place.story("frozen")
         job = place.jobs.job("frozen")
@@ -47,8 +57,10 @@ def test_a_job_goes_on_in_the_middle_of_a_step(place: Place, reference: Place, s
         assert len(folders) == shape.get("num_nodes", 1)
         for folder in folders:  # as another launcher would do
             shutil.rmtree(folder)
-        outcome = safepoint("thaw", "frozen", "--json")
+        with occupied(root) if is_number_taken else contextlib.nullcontext():
+            outcome = safepoint("thaw", "frozen", "--json")
         assert outcome.code == 0, outcome.stderr + place.story("frozen")
+        assert outcome.document["has_own_namespace"] or not is_number_taken
         assert len(outcome.document["trees"]) == shape.get("num_nodes", 1)
     assert place.complete("frozen").attempt == 1
     for rank in range(2):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,21 @@ def safepoint(*words: object, code: int = 0) -> dict[str, Any]:
     return json.loads(result.stdout if code == 0 else result.stderr.splitlines()[-1])
 
 
+@contextlib.contextmanager
+def occupied(pid: int) -> Generator[None]:
+    """Let another process have the number of an ended one."""
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    while (other := subprocess.Popen(["sleep", "1000"])).pid != pid:
+        other.kill()
+        other.wait()
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
+
+
 def reference(trainings: Trainings, *words: str) -> list[str]:
     """What a training writes that is never frozen."""
     subprocess.run([sys.executable, PROGRAM, trainings.folder / "reference", *words], check=True)
@@ -157,6 +172,32 @@ def test_a_training_that_runs_on_is_restored_beside_itself(trainings: Trainings,
     # Both append to one file: each line of the reference, and those after the freeze twice.
     assert set(lines) == set(expected)
     assert len(expected) < len(lines) < 2 * len(expected)
+
+
+def test_a_training_in_its_own_namespace_is_frozen_again(trainings: Trainings, tmp_path: Path) -> None:
+    """There, its processes have the numbers that they had; with them it is restored where these are free again."""
+    expected = reference(trainings, "400")
+    pid = trainings.start("out", "400", "0.1")
+    trainings.has_reached("out", 5)
+    safepoint("freeze", "--pid", pid, "--to", tmp_path / "images")
+    trainings.reap()
+    numbers: list[int] = []
+    for _ in range(2):
+        with occupied(pid):
+            restored = safepoint("thaw", tmp_path / "images")
+        assert restored["has_own_namespace"]
+        numbers.append(restored["pid"])
+        trainings.restored.append(restored["pid"])
+        trainings.has_reached("out", len(trainings.output("out")) + 3)
+        frozen = safepoint("freeze", "--pid", restored["pid"], "--to", tmp_path / "images")
+        shown = safepoint("images", "show", tmp_path / "images" / f"image-{len(numbers) + 1}")
+        assert shown["manifest"]["parts"][0]["root_pid"] == pid
+        assert not frozen["is_running"]
+        wait_for(lambda: not Path(f"/proc/{numbers[-1]}").exists(), "the end of the processes")
+    restored = safepoint("thaw", tmp_path / "images")
+    assert restored == restored | {"pid": pid, "has_own_namespace": False}
+    trainings.restored.append(pid)
+    assert trainings.has_ended("out") == expected
 
 
 def test_a_chain_of_three_of_adapters(trainings: Trainings, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_training_goes_on_from_a_bucket_and_from_a_copy(
     temporary = tmp_path / "temporary"
     temporary.mkdir(mode=0o700)
     monkeypatch.setenv("TMPDIR", str(temporary))
-    place = f"{moto.location('frozen')}"
+    place = f"{moto.location('places')}"
     expected = reference(trainings, "200", "lora")
     pid = trainings.start("out", "200", "lora", "0.1")
     trainings.has_reached("out", 5)

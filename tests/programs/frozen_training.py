@@ -2,8 +2,8 @@
 
     frozen_training.py OUT STEPS [lora] [PAUSE_S]
 
-The last line has the digest of the weights. It pauses after each step, until there is a file OUT.fast. Under a
-launcher of torch, the ranks train together, with DDP over gloo, and the first one writes.
+The last line has the digest of the weights. The program pauses after each step, until there is a file OUT.fast. Under
+a launcher of torch, the ranks train together, with DDP over gloo, and the first one writes.
 """
 
 import hashlib

@@ -125,7 +125,8 @@ class Works:
             done = replace(work, failure=error.message, hint=error.hint or "")
         except Exception as error:  # noqa: BLE001  the page must not show the action as running forever
             _log.exception("%s failed", work.title)
-            done = replace(work, failure=f"{type(error).__name__}: {error}", hint="this is a bug in Safepoint")
+            hint = "this is a bug in Safepoint; report it with the lines on the terminal"
+            done = replace(work, failure=f"{type(error).__name__}: {error}", hint=hint)
         with self._lock:
             self._works[work.number] = replace(done, ended=clock.utc_now())
         self._changed(f"actions/{work.number}")

@@ -116,6 +116,40 @@ def kernel_lines(path: Path) -> list[bytes]:
     return path.read_bytes().split(b"\n")
 
 
+def number_inside(pid: int) -> int:
+    """The number of a process in its own PID namespace: `pid` itself, unless it is in another one than Safepoint.
+
+    Args:
+        pid: its number as Safepoint sees it.
+    """
+    with contextlib.suppress(OSError):
+        for line in kernel_lines(_PROC / str(pid) / "status"):
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+    return pid
+
+
+def with_number_inside(number: int, open_file: Path) -> int | None:
+    """The process of this user that has `number` in its own PID namespace, and has a file open.
+
+    Args:
+        number: what the process itself takes for its number.
+        open_file: the file.
+
+    Returns:
+        Its number as Safepoint sees it; None if there is no such process.
+    """
+    file = open_file.stat()
+    for pid in [number, *(int(entry) for entry in os.listdir(_PROC) if entry.isdecimal())]:
+        with contextlib.suppress(OSError):
+            if number_inside(pid) == number and user_of(pid) == os.getuid():
+                for descriptor in (_PROC / str(pid) / "fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        if os.path.samestat(descriptor.stat(), file):
+                            return pid
+    return None
+
+
 def user_of(pid: int) -> int | None:
     """The real user of a process, which a setuid program does not change; None when the process has ended."""
     with contextlib.suppress(OSError):

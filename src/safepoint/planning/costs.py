@@ -260,14 +260,14 @@ class JobHistory:
         return sum(past.down_s for past in self.interruptions)
 
     def lost_without_saves_s(self) -> float:
-        """What the same interruptions had lost without any checkpoint: the work of every interrupted start.
+        """What the same interruptions would have lost without any checkpoint: the work of every interrupted start.
 
         The job had to start from step 0 each time, and would not have come further than its longest start.
         """
         return sum(past.trained_s for past in self.interruptions)
 
     def lost_with_interval_s(self, interval_s: float) -> float:
-        """What they had lost with a save after each `interval_s` seconds of training, and none on SIGTERM.
+        """What they would have lost with a save after each `interval_s` seconds of training, and none on SIGTERM.
 
         Raises:
             ValueError: `interval_s` is not above 0.

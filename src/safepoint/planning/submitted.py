@@ -1,4 +1,4 @@
-"""What a job needs that is about to be submitted: its local folder, its memory and its grace period.
+"""What a job that is about to be submitted needs: its local folder, its memory and its grace period.
 
 The rules are in docs/adr/0026-sizes-that-a-job-asks-for.md. In short: the size of the local folder is an upper bound,
 because Kubernetes evicts a pod whose folder exceeds its limit. The other figures are what the plan expects.

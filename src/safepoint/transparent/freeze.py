@@ -18,6 +18,7 @@ from pathlib import Path
 
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation import clock
+from safepoint.foundation.processes import number_inside
 from safepoint.transparent.carried import carry
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.connections import end_repair
@@ -154,7 +155,12 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
         log.unlink(missing_ok=True)
         program, session = name_of(root), tree_dump.is_outside_led(root)
         tree_dump.dump(criu, root, folder, log=log, started=guard.started)
-        return Dump(folder=folder, root_pid=root, program=program, is_in_session_of_other=session)
+        return Dump(
+            folder=folder,
+            root_pid=number_inside(root),
+            program=program,
+            is_in_session_of_other=session,
+        )
 
     for number in range(len(roots)):
         (stage / part_name(number)).mkdir(0o700)

@@ -35,7 +35,7 @@ def dashboard(
             show_default="this machine and your default place, if any",
         ),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Let every visitor only read.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Every visitor may only read.")] = False,
     gpu_price: Annotated[
         float, typer.Option(metavar="NUMBER", help="Price of an hour of a GPU, for the page of costs.", min=0)
     ] = 0.0,

@@ -233,8 +233,8 @@ def resume(
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
     If the newest attempt of the job has a process image that is newer and can be restored here, the job goes on from
-    it, as after `safepoint thaw`. The command says so. Newer checkpoints than that of --from are moved aside. On a
-    cluster, a failed job cannot be resumed; submit it again.
+    it, as after `safepoint thaw`. The command says so. With --from, newer checkpoints are moved aside. On
+    a cluster, a failed job cannot be resumed; submit it again.
     """
     with open_jobs(on, namespace, name) as jobs:
         if step is not None and not isinstance(jobs, LocalJobs):

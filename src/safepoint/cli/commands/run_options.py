@@ -173,10 +173,10 @@ class RunOptions:
             help="Where to start. auto: from the newest valid checkpoint. never: at step 0. With `safepoint run`, "
             "the ranks also begin at step 0 after each restart. With `submit`, only the first start of the job "
             "begins at step 0; later starts resume from its newest checkpoint. PATH: from this checkpoint, at the "
-            "first start only. With never, all existing checkpoints in the output folder are moved aside, and with "
-            "PATH the newer ones; they are not deleted. With an object store, never and PATH are refused if the "
-            "location already holds checkpoints. One exception: PATH may name a checkpoint of another program in "
-            "the store, if Safepoint has saved no newer one there.",
+            "first start only. With never, all checkpoints in the output folder are moved aside. With PATH, newer "
+            "checkpoints are moved aside. No checkpoint is deleted. With an object store, never and PATH are refused "
+            "if the location already holds checkpoints. One exception: PATH may name a checkpoint of another program "
+            "in the store, if Safepoint has saved no newer one there.",
         ),
     ] = "auto"
     from_scratch: Annotated[
@@ -202,8 +202,7 @@ class RunOptions:
             "--preload/--no-preload",
             envvar="SAFEPOINT_PRELOAD",
             help="Import the packages of the script once on each node, in a separate process, and fork the ranks "
-            "from that process. The ranks then start and restart faster. The option is new, and so not the default "
-            "yet.",
+            "from that process. The ranks then start and restart faster. The option is new, and off by default.",
         ),
     ] = False
     verbose: Annotated[

@@ -34,7 +34,7 @@ class BoundedListener(socket.socket):
         self._beginning: dict[socket.socket, float] = {}  # connection → when it began; the oldest one is first
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Shut others down that began too long ago, or that are too many."""
+        """Accept a connection. End those that began too long ago and, if there are too many, the oldest ones."""
         connected, address = super().accept()
         now_s = clock.monotonic_s()
         self._beginning = {one: since_s for one, since_s in self._beginning.items() if one.fileno() >= 0}

@@ -23,7 +23,11 @@ FORM_TOKEN = "form_token"
 TOKEN_HEADER = b"x-form-token"
 ENTER = "/enter"
 STATIC = "/static/"
-_BUG = Refusal(500, "the dashboard could not answer", hint="this is a bug in Safepoint; the terminal shows more")
+_BUG = Refusal(
+    500,
+    "the dashboard could not answer",
+    hint="this is a bug in Safepoint; report it with the lines on the terminal",
+)
 _log = logging.getLogger("safepoint")
 _MOST_BYTES = 64 << 10
 _MOST_FIELDS = 50

@@ -1,4 +1,4 @@
-"""The user that a proxy names in a header, if the proxy is one of those that may."""
+"""The user that a proxy names in a header, if the settings allow this proxy to name users."""
 
 import ipaddress
 from collections.abc import Sequence

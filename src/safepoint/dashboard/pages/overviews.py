@@ -18,7 +18,7 @@ async def storage(request: Request) -> Response:
 
 
 async def costs(request: Request) -> Response:
-    """The hours and the money of jobs: held, lost, and not lost; the time in queues apart."""
+    """The hours and the money of jobs: what they held, lost, and did not lose; separately, the time in queues."""
     context = context_of(request)
     settings = context.settings
     found = await in_thread(lambda: read_costs(context.places, price_of=settings.price_of))

@@ -1,4 +1,4 @@
-"""The hours that jobs have held their slots, lost, and waited, and what they cost."""
+"""For each job, the hours in which it held its slots, did work again, and waited; and what these hours cost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -41,9 +41,9 @@ _MOST_OBSERVED = 4096
 _MOST_KEPT = 16
 """For how many jobs events and metrics stay in memory."""
 _CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
-"""In these states, the mere time can make a job need attention."""
+"""In these states, a job can need attention only because time has passed."""
 _ATTENTION_EVERY_S = 5.0
-"""How often it is looked whether the mere time has made a job need attention."""
+"""How often the dashboard checks whether a job needs attention because time has passed."""
 _T = TypeVar("_T")
 
 

@@ -131,7 +131,8 @@ class ClusterJobs:
         job = describe(Observed(trainjob=created), place=self.place)
         if spec.grace_s not in {None, job.grace_s}:
             _log.warning(
-                "job %s has the grace period of its runtime, %g s, and not %d s: you may not create TrainingRuntimes",
+                "job %s has the grace period of its runtime, %g s, and not %d s, because you are not allowed to "
+                "create TrainingRuntimes",
                 job.name,
                 job.grace_s,
                 spec.grace_s,

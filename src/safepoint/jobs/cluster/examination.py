@@ -179,7 +179,7 @@ def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str
         yield Finding(
             check="rights",
             status=Status.WARNING if without else Status.FAILURE,
-            found=f"you may not {', '.join(missing)} {resource}",
+            found=f"you are not allowed to {', '.join(missing)} {resource}",
             why=without or "jobs do not work without it",
             fix=f"ask for a {role} with apiGroups [{group}], resources [{resource}], verbs [{', '.join(missing)}]",
         )

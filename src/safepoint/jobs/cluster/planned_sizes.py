@@ -1,4 +1,4 @@
-"""Sizes that a job asks for because a plan has computed them, and the sentences that say so.
+"""Sizes that a job asks for because a plan has computed them, and the sentences that explain them.
 
 The plan comes with the specification (`ClusterSpec.needs`); this module computes none. The sentences are in the
 record of the job, from which `submit`, `status --json` and `safepoint events` take them. The rules are in
@@ -138,7 +138,7 @@ def _local(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> list[str]:
         given = "no size limit" if spec.staging_bytes is None else f"a size limit of {_gib(spec.staging_bytes)}"
         if not planned:
             return []
-        return [f"local folder: {given}, as given; {planned} is enough for every checkpoint of this model"]
+        return [f"local folder: {given}, as given; {planned} is enough for all checkpoints of this model"]
     reason = _why_unlimited(spec, folder)
     if reason:
         enough = f"; --local-limit {planned} would be enough" if planned else ""

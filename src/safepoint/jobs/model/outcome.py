@@ -60,7 +60,8 @@ def conclude(
         setbacks: interruptions without progress before this one.
         early_end: see `Progress.early_end`.
         image: the process image that the launchers are in; None if they were not frozen.
-        cause: why Safepoint has killed the launchers, as what the job did; empty if it has not.
+        cause: if Safepoint has killed the launchers: what the job did, as a clause that follows its name. Otherwise
+            empty.
     """
     if all(code == ExitCode.OK for code in exit_codes):
         return Outcome(state=JobState.COMPLETE, exit_code=0, message=early_end)

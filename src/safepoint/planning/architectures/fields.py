@@ -99,10 +99,10 @@ class Fields:
         return value
 
     def share(self, name: str, value: int, other: str, divisor: int) -> int:
-        """One number divided by another, of two fields that contradict each other unless that is a whole number.
+        """The quotient of the numbers in two fields.
 
         Raises:
-            UsageError: they do.
+            UsageError: it is not a whole number, so the two fields contradict each other.
         """
         if value % divisor:
             raise UsageError(

@@ -114,8 +114,8 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
 
     Args:
         path: of the file.
-        known: names of fields of `Given` that options on the command line answer. The file is not asked for them, so
-            that an option also helps where the file has a value that cannot be planned.
+        known: names of the fields of `Given` that options on the command line set. The file is not read for them. So
+            an option also helps if the file has a value that cannot be planned.
 
     Raises:
         UsageError: the file cannot be read, or is something else.

@@ -17,6 +17,7 @@ from pathlib import Path
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, write_atomic
+from safepoint.foundation.processes import with_number_inside
 from safepoint.foundation.shared_folders.temporary import possible_parents, private_parent
 from safepoint.foundation.volumes.mounts import mounted_by_others
 
@@ -86,7 +87,10 @@ def running_launchers() -> list[tuple[Path, int]]:
                 try:
                     lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
                 except BlockingIOError:
-                    found.append((folder, int(read_object(folder / _LOCK)["pid"])))
+                    number = int(read_object(folder / _LOCK)["pid"])
+                    # A launcher that was restored in a PID namespace of its own has another number here.
+                    pid = with_number_inside(number, folder / _LOCK)
+                    found += [] if pid is None else [(folder, pid)]
                 else:
                     if lock is not None:
                         lock.release()

@@ -45,6 +45,7 @@ class Criu:
         folder: Path,
         log: Path,
         started: Callable[[int], None] | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         """Run CRIU, and wait for its end.
 
@@ -54,11 +55,12 @@ class Criu:
             folder: the folder of its images.
             log: the file for its log.
             started: called with the number of CRIU's process as soon as it runs.
+            inside: the command that starts another one in the namespaces where CRIU has to run.
 
         Raises:
             FreezeError: CRIU failed.
         """
-        command = self.command(action, arguments, folder=folder, log=log)
+        command = [*inside, *self.command(action, arguments, folder=folder, log=log)]
         # A file, not a pipe: if CRIU is killed, processes that it has started may hold the pipe open.
         with tempfile.TemporaryFile() as output:
             # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.

@@ -2,7 +2,7 @@
 
 A restored process has the number that it had. If a process of this machine has one of these numbers, the tree is
 restored in a new PID namespace, where all numbers are free. It ends when the first process of the namespace, CRIU, is
-killed.
+killed. To dump it again, CRIU enters that namespace: from outside, it dumps only whole namespaces.
 
 CRIU does not lock the network, so it leaves no rule of a firewall behind: the caller has stopped both ends of each
 connection between the trees. When a tree is dumped, its processes are still stopped, and when it is restored, too.
@@ -13,13 +13,14 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.foundation import clock
-from safepoint.foundation.processes import identify
+from safepoint.foundation.processes import identify, number_inside
 from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.program import Criu, failure
 from safepoint.transparent.criu.trees import held, processes_of, send
@@ -55,8 +56,13 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
         FreezeError: CRIU failed; the processes are still stopped.
     """
     session = _shell_job(is_outside_led(pid))
-    arguments = ["--tree", str(pid), "--leave-running", "--network-lock", "skip", *session]
-    criu.run("dump", arguments, folder=folder, log=log, started=started)
+    number = number_inside(pid)
+    inside: list[str] = []
+    if number not in {1, pid}:
+        _require("nsenter", what="a freeze")
+        inside = ["nsenter", f"--target={pid}", "--pid", "--mount"]
+    arguments = ["--tree", str(number if inside else pid), "--leave-running", "--network-lock", "skip", *session]
+    criu.run("dump", arguments, folder=folder, log=log, started=started, inside=inside)
 
 
 class TreeRestore:
@@ -76,13 +82,12 @@ class TreeRestore:
         self._log = log
         self._numbers = [int(match[1]) for path in folder.iterdir() if (match := _CORE.fullmatch(path.name))]
         self._in_namespace = any(Path(f"/proc/{number}").exists() for number in self._numbers)
-        for program in ("flock", "unshare") if self._in_namespace else ("flock",):
-            if shutil.which(program) is None:
-                raise UnsupportedError(
-                    f"the program `{program}`, which a restore needs, is not installed; nothing was restored",
-                    hint="install util-linux",
-                )
-        namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] if self._in_namespace else []
+        namespace: list[str] = []
+        _require("flock", what="a restore")
+        if self._in_namespace:
+            _require("unshare", what="a restore")
+            # CRIU leads a session in the namespace: a leader outside of it would have no number there.
+            namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "setsid"]
         gate = folder / "gate"
         gate.mkdir(0o700)
         self._gate = Gate(gate)
@@ -132,7 +137,9 @@ class TreeRestore:
     def finish(self) -> None:
         """Let CRIU end. In a namespace, it ends with the processes."""
         self._gate.close()
-        if not self._in_namespace:
+        if self._in_namespace:
+            threading.Thread(target=self._process.wait, name="safepoint-namespace", daemon=True).start()
+        else:
             self._process.wait()
 
     def _look(self) -> None:
@@ -168,6 +175,14 @@ def is_outside_led(pid: int) -> bool:
         return os.getsid(pid) != pid
     except ProcessLookupError:
         return False
+
+
+def _require(program: str, *, what: str) -> None:
+    if shutil.which(program) is None:
+        raise UnsupportedError(
+            f"the program `{program}`, which {what} needs, is not installed; nothing was done",
+            hint="install util-linux",
+        )
 
 
 def _shell_job(is_needed: bool) -> list[str]:

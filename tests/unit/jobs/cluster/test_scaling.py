@@ -142,7 +142,7 @@ def test_scale_holds_the_lease_until_its_end(monkeypatch: pytest.MonkeyPatch) ->
         ClusterJobs(as_api(namespace)).jobs()
         renewals = f"patch trainjobs {name_of(plan)}"
         seen.append([one for one in namespace.changes if one not in {renewals, *changes}] == [])
-        raise AccessDeniedError("you may not create and get pods/exec")
+        raise AccessDeniedError("you are not allowed to create and get pods/exec")
 
     monkeypatch.setattr(stop, "request_save", save)
     scaled = ClusterJobs(as_api(namespace)).scale(JOB, 2)
@@ -160,7 +160,7 @@ def test_a_command_that_changes_jobs_stops_one_that_trains_with_a_save(monkeypat
 
     def save(*_: object, **__: object) -> Any:
         saves.append(1)
-        raise AccessDeniedError("you may not create and get pods/exec")
+        raise AccessDeniedError("you are not allowed to create and get pods/exec")
 
     monkeypatch.setattr(stop, "request_save", save)
     assert ClusterJobs(as_api(namespace)).scale(JOB, 2).num_nodes == 2
@@ -171,7 +171,7 @@ def test_a_command_that_stops_waiting_gives_the_lease_back(monkeypatch: pytest.M
     namespace = Kept(trainjobs=[trainjob()], pods=[running_pod()], persistentvolumeclaims=[CLAIM])
 
     def save(*_: object, **__: object) -> Any:
-        raise AccessDeniedError("you may not create and get pods/exec")
+        raise AccessDeniedError("you are not allowed to create and get pods/exec")
 
     monkeypatch.setattr(stop, "request_save", save)
     with pytest.raises(WaitTimeoutError):

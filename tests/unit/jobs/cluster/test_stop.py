@@ -42,7 +42,7 @@ def test_a_job_in_a_queue_is_stopped_only_through_its_workload(
     """Kueue would start it again at once, so nothing is stopped; also if the Workload cannot be found."""
     namespace = queued(denied={f"{denied} workloads", "create pods"})
     with pytest.raises(
-        AccessDeniedError, match=f"job tiny cannot be stopped: .*may not {denied} workloads"
+        AccessDeniedError, match=f"job tiny cannot be stopped: .*not allowed to {denied} workloads"
     ) as raised:
         change(jobs_of(namespace))
     assert "resources [workloads]" in str(raised.value.hint)
@@ -70,7 +70,7 @@ def no_exec(monkeypatch: pytest.MonkeyPatch) -> None:
     """No save can be requested, and no time passes while a command waits."""
 
     def refuse(*_: object, **__: object) -> Any:
-        raise AccessDeniedError("you may not create and get pods/exec")
+        raise AccessDeniedError("you are not allowed to create and get pods/exec")
 
     monkeypatch.setattr(stop, "request_save", refuse)
 

@@ -141,8 +141,8 @@ def thaw(
     process number in the image is in use on this machine, the processes are restored in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
-    or has no room; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, you are not root, or the memory
-    of GPUs cannot be restored here.
+    or other jobs use its CPUs or GPUs; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, you are not
+    root, or the memory of GPUs cannot be restored here.
     """
     from safepoint.transparent.criu.program import find_criu
 

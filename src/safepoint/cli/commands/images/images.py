@@ -111,8 +111,8 @@ def verify(
     """Check one image, or all images of a location.
 
     Without --deep, only the manifests, the tables of pages and the sizes of files are checked. With the key of an
-    image, each change of what was read is found, also one that was made on purpose; an encrypted image cannot be
-    checked without its key. Exit code 14: an image is damaged, or there is none.
+    image, the command finds every change in what it checks, also one that a person has made on purpose. An encrypted
+    image cannot be checked without its key. Exit code 14: an image is damaged, or there is none.
     """
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -158,7 +158,7 @@ def prune(
     """Delete the images that --keep does not select, and that no kept image needs.
 
     These images always stay: the newest one, the newest valid one, damaged ones, those that are being read, and all
-    that one of these needs. Exit code 11: an image is being written there. Exit code 13: an image could not be
+    images that one of these needs. Exit code 11: an image is being written there. Exit code 13: an image could not be
     deleted.
     """
     try:
@@ -206,10 +206,10 @@ def copy(
     connection: Connection = None,
     as_json: Json = False,
 ) -> None:
-    """Copy images and those that they need to a folder or an object store, and compare every byte.
+    """Copy images to a folder or an object store, with all images that they need, and compare every byte.
 
     No key is needed: encrypted images stay encrypted. An image that DST has already is not copied again. Exit code
-    11: DST has another image of the name, and nothing was copied.
+    11: DST has another image of the same name, and nothing was copied.
     """
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -235,7 +235,7 @@ def copy(
 
 
 def _complete(location: "ImageLocation") -> list[str]:
-    """The images whose manifests and files, and those of the images that they need, are there."""
+    """The complete images: their manifests and files exist, and those of the images that they need exist, too."""
     found: list[str] = []
     for name in location.names():
         with contextlib.suppress(ImageError):

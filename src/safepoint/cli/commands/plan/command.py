@@ -27,7 +27,7 @@ class PlanCommand(TyperCommand):
                 name = parameter.metavar if is_argument else max(parameter.opts, key=len)
                 raise UsageError(
                     f"{name} is empty; nothing was computed",
-                    hint=f"give {name} a value, or leave it out. If a shell variable has the value, it is not set",
+                    hint=f"give {name} a value, or leave it out; if it is a shell variable, the variable is not set",
                 )
         return super().invoke(ctx)
 

@@ -296,5 +296,5 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
 
 
 def _signed(seconds: float) -> str:
-    """The duration. If it is negative, because another policy had lost less, it begins with a minus sign."""
+    """The duration. If it is negative, because another policy would have lost less, it begins with a minus sign."""
     return f"-{time_text(-seconds)}" if seconds < 0 else time_text(seconds)

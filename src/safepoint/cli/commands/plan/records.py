@@ -42,7 +42,7 @@ def read_for(
         text: the value of `--for`.
         on: the place of the job.
         namespace: the namespace of the cluster.
-        known: the fields of `Given` that options on the command line answer.
+        known: the fields of `Given` that options on the command line set.
 
     Raises:
         UsageError: the file is invalid, or a place is named and there is no job.

@@ -108,8 +108,8 @@ def simulate(
 
     A policy is what a program does about interruptions, such as hf-hourly: Hugging Face's Trainer, with a save every
     hour. For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its
-    95 % confidence interval (±). The ETTR is a share of the time in which the job had its machines: the share that is
-    productive work. The answer also has the cost of a commit of Safepoint for each number of ranks.
+    95 % confidence interval (±). The ETTR says how much of the time in which the job had its machines was productive
+    work. The answer also has the cost of a commit of Safepoint for each number of ranks.
 
     Times have a unit (s, m, h, d), rates a period (4/week), and sizes are those of Kubernetes (4G). What a save costs
     with each program is measured. The same seed gives the same result. docs/planning.md explains policies, models and

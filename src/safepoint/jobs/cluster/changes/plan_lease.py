@@ -105,7 +105,7 @@ class PlanLease:
         return True
 
     def _is_own(self, document: Object) -> bool:
-        """Whether the lease is this command's; also True if nothing but the time of the lease is over."""
+        """Whether the lease is this command's; also True if the lease has only expired."""
         with contextlib.suppress(ValueError, RecursionError):
             found: Any = json.loads(texts(document, "metadata", "annotations").get(LEASE, ""))
             return at(found, "holder") == self._holder

@@ -115,7 +115,7 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
             hint="use a claim that is ReadWriteMany, an object store, or one pod",
         )
     if at(found, "status", "phase") == "Lost":
-        raise ConflictError(f"claim {claim} has lost its volume; nothing was done")
+        raise ConflictError(f"claim {claim} has lost its volume; nothing was done", hint="use another claim")
     if at(found, "status", "phase") == "Pending":
         _check_gets_volume(api, claim)
 

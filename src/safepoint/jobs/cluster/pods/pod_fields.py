@@ -166,7 +166,7 @@ def first_cause(pods: Sequence[Object]) -> str:
 
 
 def other_grace(pods: Sequence[Object], grace_s: float) -> str:
-    """A sentence about pods with another grace period than Safepoint in them relies on; empty if there are none.
+    """A sentence about pods whose grace period is not the one that their Safepoint relies on; empty without any.
 
     The cluster decides: an admission webhook may change the pods, and a person may change the runtime later.
 

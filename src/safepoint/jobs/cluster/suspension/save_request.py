@@ -48,7 +48,7 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
         for line in run_in_pod(api, name_of(first), container, command, idle_s=_IDLE_S, limit_s=limit_s + _IDLE_S):
             answer = _parsed(line) or answer
     except AccessDeniedError as error:
-        raise AccessDeniedError("you may not create and get pods/exec") from error
+        raise AccessDeniedError("you are not allowed to create and get pods/exec") from error
     except SafepointError as error:
         why = at(answer, "error") or error.message
         raise SafepointError(f"the request in pod {name_of(first)} failed: {why}") from error

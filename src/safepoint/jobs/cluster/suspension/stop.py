@@ -157,7 +157,7 @@ def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
     if missing:
         raise AccessDeniedError(
             f"job {job.name} cannot be stopped: Kueue manages it, and would start it again at once unless its "
-            f"Workload is deactivated, but you may not {missing} workloads; nothing was done",
+            f"Workload is deactivated, but you are not allowed to {missing} workloads; nothing was done",
             hint=f"ask for a Role with apiGroups [{api.group_of('workloads')}], resources [workloads], verbs "
             f"[{missing}]",
         )

@@ -64,7 +64,7 @@ class ThawWatch:
 
     @property
     def cause(self) -> str:
-        """Why the job is stuck, as what it did."""
+        """What the job did, as a clause that can follow its name."""
         limit = format_duration(self.limit_s or 0.0)
         return f"made no progress within {limit} after it was restored from an image, and was ended"
 
