@@ -19,6 +19,7 @@ from safepoint.foundation import environment
 from safepoint.foundation.environment import is_of_stranger, is_planted
 from safepoint.foundation.volumes import mounts
 from safepoint.training.outcome import launcher_folder
+from safepoint.transparent.secret_folders import secret_folder
 from tests.support.checkpoints import commit, prepared
 
 _STRANGER = 65534
@@ -148,3 +149,13 @@ def really_mount(point: str) -> None:
 def examine(point: str) -> None:
     """Print whether a path counts as that of another user."""
     print("of a stranger:", is_of_stranger(point))
+
+
+def test_a_folder_for_the_memory_of_processes(shared: Path) -> None:
+    """Those that killed commands have left are deleted. A look into the file system could stop every freeze."""
+    for name in ("one-left", "one-mounted"):
+        (shared / name).mkdir(mode=0o700)
+    mount(shared / "one-mounted")
+    with secret_folder(shared, "one-"):
+        assert not (shared / "one-left").exists()
+        assert (shared / "one-mounted").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.equality import assert_same_run
-from tests.support.jobs import no_orphans, read_events, safepoint, tiny
+from tests.support.jobs import is_alive, no_orphans, read_events, safepoint, tiny
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
 
@@ -49,7 +49,7 @@ def test_what_a_script_leaves_behind_ends_with_the_run(tmp_path: Path) -> None:
     left = [int(line.split()[1]) for line in job.text.splitlines() if line.startswith("left ")]
     assert len(left) == 2, job.text
     assert "the script left processes behind" in job.text
-    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in left if is_alive(pid)]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def dump(folder: Path, processes: Mapping[int, bytes], *, first_address: int = 1
         ]
         (folder / f"pages-{pages_id}.img").write_bytes(pages)
         (folder / f"pagemap-{pid}.img").write_bytes(pagemap(pages_id, ranges))
-        (folder / f"core-{pid}.img").write_bytes(b"core of %d" % pid)
+        (folder / f"core-{pid}.img").write_bytes(b"core of " + message([(1, pid)]))
         (folder / f"ids-{pid}.img").write_bytes(b"ids of %d" % pid)
     for name in ("inventory.img", "pstree.img", "tmpfs-dev-72.tar.gz.img", "stats-dump", "dump.log"):
         (folder / name).write_bytes(name.encode())

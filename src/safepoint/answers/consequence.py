@@ -1,4 +1,4 @@
-"""What an action would mean for a job, before it is done: what is safe, whether a save fits, what would be lost."""
+"""The effects of an action on a job, before it is done: what is safe, whether a save fits, what would be lost."""
 
 import dataclasses
 import enum

@@ -31,9 +31,9 @@ def cost_document(name: str, history: JobHistory, *, price: float, interval_s: f
     """The costs of a job as JSON.
 
     Args:
-        name: of the job.
-        history: its interruptions.
-        price: of an hour of all its machines together.
+        name: the name of the job.
+        history: the interruptions of the job.
+        price: the price of all its machines together, for an hour.
         interval_s: seconds between the saves of the policy that the job is compared with.
     """
     without_s, with_interval_s = history.lost_without_saves_s(), history.lost_with_interval_s(interval_s)
@@ -66,11 +66,11 @@ def cost_document(name: str, history: JobHistory, *, price: float, interval_s: f
 
 
 def held_s(attempts: Sequence[AttemptRecord], *, num_slots: int) -> float:
-    """For how many seconds a job has held slots, summed over its slots.
+    """How many seconds a job has held slots, summed over its slots.
 
     Args:
-        attempts: of the job; one that has not ended counts until now.
-        num_slots: GPUs or processors of one node.
+        attempts: the attempts of the job. One that has not ended counts until now.
+        num_slots: how many GPUs or processors one node has.
     """
     total_s = 0.0
     for attempt in attempts:
@@ -81,7 +81,7 @@ def held_s(attempts: Sequence[AttemptRecord], *, num_slots: int) -> float:
 
 
 def waited_s(job: Job, attempts: Sequence[AttemptRecord], history: JobHistory) -> float:
-    """For how many seconds a job has waited for its machines: before its first attempt, and after preemptions.
+    """How many seconds a job has waited for its machines: before its first attempt, and after preemptions.
 
     A job on a cluster that has stopped may have had attempts that are not known.
     """

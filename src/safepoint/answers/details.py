@@ -1,4 +1,4 @@
-"""What only `status` and the page of a job say about it, because it takes further requests or other jobs."""
+"""Details of a job that need further requests, or other jobs. Only `status` and the page of the job show them."""
 
 from typing import Any
 

@@ -39,7 +39,7 @@ def facts_of(receipt: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The names and values of a receipt, for a person.
 
     Args:
-        receipt: as JSON values.
+        receipt: the receipt, as JSON values.
     """
     checked = "every file was read and matches its digest" if receipt["is_read"] else "names and sizes of all files"
     how = "requested before the job was stopped" if receipt["was_requested"] else "at SIGTERM"

@@ -1,4 +1,4 @@
-"""What a job is doing and why, in a sentence, and what about it needs a person's attention."""
+"""What a job is doing and why, in a sentence, and why it needs a person's attention."""
 
 import enum
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class Urgency(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """What about a job needs attention.
+    """Why a job needs attention.
 
     Args:
-        urgency: of the most urgent reason.
+        urgency: the urgency of the most urgent reason.
         reasons: each a phrase, the most urgent first; empty if nothing needs attention.
     """
 
@@ -158,7 +158,7 @@ def _ended(job: Summary, progress: Progress | None, why: str) -> str:
 
 
 def age_s(time: str) -> float:
-    """Seconds since a time (RFC 3339 UTC); 0 for a time in the future, and for a text that is no time."""
+    """Seconds since a time (RFC 3339 UTC); 0 for a time in the future, and for an invalid text."""
     try:
         return max(0.0, clock.wall_s() - clock.parse_utc(time))
     except ValueError:

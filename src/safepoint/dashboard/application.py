@@ -1,4 +1,4 @@
-"""The web application: all routes, in the order in which they are tried, and what is around them."""
+"""The web application: all routes, in the order in which they are tried, and the checks around them."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ def make_application(
         openers: for each place, as `--on` names it, a function that opens its jobs.
         sessions: the links and cookies.
         link_used: called with the role of each link that was used.
-        started: called when requests are about to be answered, and signals end the server in order.
+        started: called just before the server answers requests. From then on, signals end the server in order.
     """
     places = Places(openers)
     live = Live(places)

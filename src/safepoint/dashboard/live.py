@@ -1,6 +1,6 @@
 """Reports changes to open pages as server-sent events. A change is the key of a job; its content is read by the page.
 
-While no page is open, nothing is looked at.
+While no page is open, nothing is read.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Answers of the dashboard: a page or its JSON document, and refusals."""
+"""Responses of the dashboard: a page or its JSON document, and refusals."""
 
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -30,10 +30,10 @@ _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
 
 
 class Refusal(Exception):  # noqa: N818  it is an answer, not a fault of the program
-    """Ends a request with an answer that says why.
+    """Ends a request with a response that gives the reason.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: what was refused, and what was done.
         hint: what the visitor can do.
     """
@@ -66,8 +66,8 @@ def respond(
     Args:
         request: the request.
         template: the template of the page.
-        document: the answer for a program, without the version.
-        status: of HTTP.
+        document: the response for a program, without the version.
+        status: the HTTP status.
         values: what the template shows.
     """
     if request.state.wants_json:
@@ -88,7 +88,7 @@ def json_response(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, 
 
 
 def sentence_of_error(error: SafepointError) -> str:
-    """What an error says, with its hint, to show inside of a page."""
+    """The message of an error and its hint, as a part of a page."""
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}."
 

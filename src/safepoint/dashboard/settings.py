@@ -1,4 +1,4 @@
-"""The options of the dashboard, and which of them are refused before it listens."""
+"""The options of the dashboard. Invalid ones are refused before the dashboard listens."""
 
 import ipaddress
 import math
@@ -103,11 +103,11 @@ class DashboardSettings:
         return frozenset(name.lower() for name in (*_LOOPBACK, own, *self.names) if name)
 
     def price_of(self, unit: str) -> float:
-        """The price of an hour of a slot; 0 if it is not known.
+        """The price of a slot for an hour; 0 if it is not known.
 
         Args:
-            unit: what the slot is, see `JobCost`. A rank, whose device is not known, counts as a GPU, or as a core if
-                only that has a price.
+            unit: the kind of the slot, see `JobCost`. A rank, whose device is not known, has the price of a GPU or,
+                if only cores have a price, that of a core.
         """
         return self.cpu_price if unit == "CPU" else self.gpu_price or (self.cpu_price if unit == "rank" else 0.0)
 
@@ -124,7 +124,7 @@ class DashboardSettings:
 
 
 def _check_trusted(path: Path) -> None:
-    """Raise UsageError if another user may have written the file: this user would know the key of the dashboard."""
+    """Raise UsageError if another user may have written the file. This user would know the dashboard's key."""
     try:
         open_trusted(path).close()
     except OSError as error:

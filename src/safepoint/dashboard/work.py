@@ -1,4 +1,4 @@
-"""Actions that take longer than a request: each runs on a thread, and its page shows what became of it.
+"""Actions that take longer than a request: each runs on a thread, and its page shows the result.
 
 Promises: an action that was begun is completed even if the browser is closed. If the dashboard ends, a request to a
 job of this machine stays in effect, because the job's supervisor carries it out.
@@ -20,12 +20,12 @@ _log = logging.getLogger("safepoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an action has done.
+    """The result of an action.
 
     Args:
-        sentence: for a person.
-        document: for a program.
-        facts: names and values of a receipt, to show below the sentence.
+        sentence: the result in a sentence, for people.
+        document: the result as JSON values, for programs.
+        facts: names and values of a receipt, shown below the sentence.
         is_warning: whether only a part of it was done.
     """
 
@@ -42,12 +42,12 @@ class Work:
     Args:
         number: identifies it.
         title: what is done, such as `suspend tiny`.
-        back: the path of the page that it came from.
+        back: the path of the page from which it was requested.
         by: who requested it.
         begun: RFC 3339 UTC.
         ended: RFC 3339 UTC; None while it runs.
-        outcome: what it has done; None while it runs, and if it failed.
-        failure: why it failed; empty if it did not.
+        outcome: its result; None while it runs, and if it failed.
+        failure: why it failed; empty if it did not fail.
         hint: what the visitor can do about the failure.
     """
 
@@ -83,7 +83,7 @@ class Work:
 
 
 class Works:
-    """The actions of this dashboard, newest last; old ones are forgotten.
+    """The actions of this dashboard, newest last; old ones are dropped.
 
     Args:
         changed: called when an action has ended, on its thread.
@@ -107,7 +107,7 @@ class Works:
         return work
 
     def get(self, number: int) -> Work | None:
-        """The action of this number; None if it is not known, or was forgotten."""
+        """The action with this number; None if it does not exist, or was dropped."""
         return self._works.get(number)
 
     def running(self, back: str) -> list[Work]:
@@ -115,7 +115,7 @@ class Works:
         return [work for work in list(self._works.values()) if work.back == back and work.ended is None]
 
     def done(self, back: str) -> list[Work]:
-        """The actions of a page that have ended, oldest first, as far as they are kept."""
+        """The actions of a page that have ended and were not dropped, oldest first."""
         return [work for work in list(self._works.values()) if work.back == back and work.ended is not None]
 
     def _run(self, work: Work, act: Callable[[], Outcome]) -> None:

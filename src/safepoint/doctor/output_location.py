@@ -13,7 +13,7 @@ from safepoint.errors import StorageError
 from safepoint.foundation import clock, files
 from safepoint.foundation.shared_folders.record_locks import SET_LOCK, lock_file
 from safepoint.foundation.units import format_bytes, format_duration
-from safepoint.storage.location import Location
+from safepoint.storage.location import Location, Scheme
 from safepoint.storage.opening import Tried, open_store, try_access
 from safepoint.storage.options import StorageOptions
 
@@ -177,16 +177,14 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
             status=Status.FAILURE,
             found=f"{location}: no answer in time",
             why=why,
-            fix="check the endpoint (AWS_ENDPOINT_URL_S3) and the network",
+            fix="check the endpoint (for s3://: AWS_ENDPOINT_URL_S3) and the network",
         )
     if isinstance(tried, StorageError):
         fix = tried.hint or "see the message and the log of the store"
         return Finding(check=check, status=Status.FAILURE, found=f"{location}: {tried.message}", why=why, fix=fix)
     options = StorageOptions.from_environment()
-    endpoint = f" at {options.endpoint}" if options.endpoint else ""
-    keys = "AWS_ACCESS_KEY_ID" if options.has_keys else "the keys of the machine"
     took = format_duration(tried.duration_s)
-    found = f"{location}{endpoint}, with {keys}: one object written, read, listed and deleted in {took}"
+    found = f"{location}{_access(location, options)}: one object written, read, listed and deleted in {took}"
     if not options.verify_tls:
         return Finding(
             check=check,
@@ -199,3 +197,11 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
         fix = "use a store with a faster connection; uploads and resumes are slow"
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
     return Finding(check=check, status=Status.OK, found=found, why=why)
+
+
+def _access(location: Location, options: StorageOptions) -> str:
+    """The endpoint and the keys that were used; empty for a store whose client chooses them itself."""
+    if location.scheme is not Scheme.S3:
+        return ""
+    endpoint = f" at {options.endpoint}" if options.endpoint else ""
+    return f"{endpoint}, with {'AWS_ACCESS_KEY_ID' if options.has_keys else 'the keys of the machine'}"

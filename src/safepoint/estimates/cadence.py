@@ -15,7 +15,7 @@ class Cadence:
     All ranks pass the same durations, on which they have agreed, so all ranks get the same result.
 
     Args:
-        setting: `--snapshot-steps`: a number of steps, or `auto`. None: a snapshot is taken for each save only.
+        setting: `--snapshot-steps`: a number of steps, or `auto`. If None, snapshots are taken only for saves.
     """
 
     def __init__(self, setting: str | None) -> None:

@@ -1,8 +1,7 @@
 """Forecasts when a folder has no more free space for a save, and decides when to warn. Pure arithmetic.
 
-The same arithmetic is used for bytes and for inodes. What a save needs and keeps is known, so it is extrapolated
-without a limit. What other programs write is only observed, so it is extrapolated to `_REACH` times the observed time
-at most.
+The same arithmetic is used for bytes and for inodes. The needs of saves are known, so they are extrapolated without a
+limit. What other programs write is only observed, so it is extrapolated to `_REACH` times the observed time at most.
 """
 
 import enum
@@ -68,13 +67,13 @@ class Trend:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_MOST_SAMPLES)
 
     def add(self, time_s: float, used: int) -> None:
-        """Add a sample. Only the changes of `used` count, so it may also be the negative of what is free."""
+        """Add a sample. Only the changes of `used` count, so the negative of the free space is a valid value, too."""
         if not self._samples or time_s > self._samples[-1][0]:
             self._samples.append((time_s, used))
 
     @property
     def per_s(self) -> float:
-        """The growth in a second; 0 if the use shrinks, or while there are too few samples."""
+        """The growth in a second; 0 if the used space shrinks, or while there are too few samples."""
         if len(self._samples) < _LEAST_SAMPLES:
             return 0.0
         samples = list(self._samples)

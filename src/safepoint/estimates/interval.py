@@ -1,4 +1,4 @@
-"""The best interval between checkpoints, and what each other interval costs. Pure arithmetic.
+"""The best interval between checkpoints, and the cost of any interval. Pure arithmetic.
 
 A training takes a save after each `interval` seconds of work. A save stalls the training for `stall` seconds (δ), and
 is durable `durable` seconds (D) after it has begun. Interruptions come at random with the mean time `between` (M), at
@@ -82,16 +82,16 @@ class SaveTimes:
     """What a save and a restart cost, in seconds.
 
     Args:
-        stall_s: for how long a save delays the training.
-        durable_s: from the beginning of a save until it is durable. At least `stall_s`; None: the same.
-        copied_s: from the beginning of a save until its snapshot in memory is complete. At least `stall_s`; None: the
-            same.
-        restart_s: from an interruption until the training works again.
-        announced_restart_s: the same after an announced interruption, with its save; None: the same.
-        ranks_restart_s: the same after an interruption of the ranks only; None: the same.
-        snapshot_every_s: seconds of work between snapshots in memory that do not become checkpoints; None: only saves
-            take snapshots.
-        snapshot_stall_s: for how long such a snapshot delays the training.
+        stall_s: how long a save delays the training.
+        durable_s: the time from the beginning of a save until it is durable, at least `stall_s`; None for `stall_s`.
+        copied_s: the time from the beginning of a save until its snapshot in memory is complete, at least
+            `stall_s`; None for `stall_s`.
+        restart_s: the time from an interruption until the training works again.
+        announced_restart_s: this time after an announced interruption, with its save; None for `restart_s`.
+        ranks_restart_s: this time after an interruption of the ranks only; None for `restart_s`.
+        snapshot_every_s: seconds of work between snapshots in memory that do not become checkpoints. If None, only
+            saves take snapshots.
+        snapshot_stall_s: how long such a snapshot delays the training.
 
     Raises:
         ValueError: a value is out of range.
@@ -167,17 +167,17 @@ def blocking_optimum_s(stall_s: float, between_s: float) -> float:
 
 
 def productive_share(interval_s: float, times: SaveTimes, interruptions: Interruptions) -> float:
-    """The expected share of the time in which work is done that is not lost: the ETTR, from 0 to 1.
+    """The expected share of productive time, whose work is not lost: the ETTR, from 0 to 1.
 
     Args:
-        interval_s: seconds of work between two saves; `math.inf`: no save but those on an announcement.
+        interval_s: seconds of work between two saves; `math.inf` if there are only saves on an announcement.
         times: what a save and a restart cost.
         interruptions: how often the training is interrupted.
 
     Raises:
         ValueError: `interval_s` is not above 0.
 
-    The formula is in the docstring of this module. With `snapshot_every_s`, work goes on at the rate s / (s + stall
+    The formula is in the docstring of this module. With `snapshot_every_s`, work continues at the rate s / (s + stall
     of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest of these
     snapshots.
     """

@@ -11,7 +11,7 @@ TEMPLATE_BYTES = 600_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutline:
-    """A job that is about to be submitted, as far as its needs depend on its specification.
+    """The parts of a job's specification on which its needs depend, before the job is submitted.
 
     Args:
         num_nodes: the number of pods.

@@ -121,12 +121,13 @@ class Optimizer:
     """What an optimizer keeps for each parameter that it trains.
 
     Args:
-        name: as `safepoint plan storage --optimizer` names it.
+        name: its name in `safepoint plan storage --optimizer`.
         states: returns the tensors for a parameter, from the parameter's sizes and the bytes of its elements.
         num_settings: how many settings a group of parameters has; each is an item of a checkpoint of DCP.
         moments: how many states in full precision ZeRO keeps for each trained parameter.
         also: the values of `TrainingArguments.optim` that select this optimizer.
-        states_of_embeddings: the tensors for the weight of an embedding; None where they are the same.
+        states_of_embeddings: the tensors for the weight of an embedding; None if they are the same as those of
+            `states`.
     """
 
     name: str
@@ -220,7 +221,7 @@ def rows_of_shard(sizes: tuple[int, ...], *, num_ranks: int) -> tuple[int, int]:
 
 
 def flat_of_zero2(counts: Sequence[int], *, num_ranks: int) -> int:
-    """How many elements the flat buffer has in which ZeRO-1 and 2 hold trained weights, padded for all ranks."""
+    """The number of elements of the flat buffer in which ZeRO-1 and 2 hold trained weights, padded for all ranks."""
     total = sum(counts)
     return total + -total % (_ZERO_ALIGNMENT * num_ranks)
 

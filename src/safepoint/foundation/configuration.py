@@ -62,8 +62,8 @@ class Setting:
         file: its path, for messages.
         line: its line, from 1; None if the line is uncertain, for example because the value has several lines.
         table: the name of its table, split at the dots; in a pyproject.toml, without `tool.safepoint`.
-        key: as it is written.
-        value: as TOML reads it.
+        key: its key, as it is written.
+        value: its value, as TOML reads it.
     """
 
     file: str
@@ -105,7 +105,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalMachine:
-    """`[local]`: how much of this machine jobs may use together; None: all of it.
+    """`[local]`: how much of this machine jobs may use together; None for all of it.
 
     Args:
         cpu_slots: processors.

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -196,7 +196,7 @@ def temporary_folder() -> str:
         ) from error
 
 
-def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
+def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users: Collection[int] = ()) -> bool:
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
     The rule is that of the kernel's `protected_symlinks`. It concerns folders with the sticky bit that everyone may
@@ -207,14 +207,17 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None) -> bool:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
         opened: a descriptor of the file or folder. If another file is at `path` by now, the opened one counts as
             planted: another user may have moved it away, and then the checks of `path` do not apply to it.
+        users: other users to whom it may belong.
     """
     path = os.path.abspath(path)
     found = [one for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents)]
     if opened is None:
-        return any(map(_is_planted, found))
+        return any(_is_planted(one, users) for one in found)
     try:
         # First the owners, then the comparison: once the owners are accepted, no other user can move the file away.
-        return any(map(_is_of_stranger, found)) or not os.path.samestat(os.stat(path), os.fstat(opened))
+        return any(_is_of_stranger(one, users) for one in found) or not os.path.samestat(
+            os.stat(path), os.fstat(opened)
+        )
     except OSError:
         return True
 
@@ -224,9 +227,9 @@ def is_of_stranger(path: str | os.PathLike[str]) -> bool:
     return _is_planted(path)
 
 
-def _is_planted(path: str | os.PathLike[str]) -> bool:
+def _is_planted(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
     try:
-        return _is_of_stranger(path)
+        return _is_of_stranger(path, users)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
@@ -236,12 +239,12 @@ def _is_planted(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _is_of_stranger(path: str | os.PathLike[str]) -> bool:
+def _is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
     folder = os.stat(os.path.dirname(path))
     if _is_shared(folder) and is_mounted_by_other(path):
         return True
     owner = os.lstat(path).st_uid
-    return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid}
+    return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid, *users}
 
 
 def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
@@ -252,6 +255,12 @@ def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
     """
     above, name = os.path.split(os.path.abspath(path))
     return Path(os.path.realpath(above), name) in mounted_by_others()
+
+
+def lies_in_shared_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether every user can make what is missing at `path`: the lowest folder above it that exists is like /tmp."""
+    lowest = next((one for one in Path(os.path.realpath(path)).parents if os.path.lexists(one)), Path("/"))
+    return _is_shared(os.stat(lowest))
 
 
 def _is_shared(folder: os.stat_result) -> bool:
@@ -401,7 +410,7 @@ def _stranger_of(folder: Path) -> int | None:
     """The user who has decided which group or access control list new files in `folder` get.
 
     None if that is this user or root, or if the folder passes nothing on. A folder with the set-group-ID bit passes
-    its group on to new files. Every folder passes its default access control list on, also to new folders in it.
+    its group on to new files. Every folder passes its default access control list on to new folders in it, too.
     """
     for one in (folder, *folder.parents):
         found = os.stat(one)

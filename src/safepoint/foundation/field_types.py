@@ -1,6 +1,6 @@
 """Checks the fields of an object against a table of the kinds of values that they take.
 
-A value that does not fit raises a ValueError that names the field and, where it cannot be a secret, the value.
+A value that does not fit raises a ValueError that names the field and, if it cannot be a secret, the value.
 Nothing is converted: `"3"` is not a whole number.
 """
 

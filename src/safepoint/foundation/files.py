@@ -127,7 +127,7 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
 def replace_folder(source: Path, target: Path, *, trash: Path) -> None:
     """Give the finished folder `source` its final name, durably. A folder that has this name already is replaced.
 
-    Where the file system can exchange two names in one call, a folder of this name exists at every moment. On other
+    If the file system can exchange two names in one call, a folder of this name exists at every moment. On other
     file systems the name is missing for a moment.
 
     Args:

@@ -20,7 +20,7 @@ from safepoint.presentation.drawings import curve_of, metric_names, timeline_of
 from safepoint.presentation.tones import TONES
 
 _READ_WITHIN_S = 2.0
-"""Files that are not read by then, such as those of a server that does not answer, are left out."""
+"""Files that are not read within this time, because a server does not answer, are left out."""
 _MOST_CURVES = 6
 _MOST_POINTS = 200
 _MOST_EVENTS = 8
@@ -113,7 +113,7 @@ def _environment() -> Any:
 
 @functools.cache
 def _style() -> str:
-    """The style of all parts, below one class. Naming it three times outweighs the notebook's own rules."""
+    """The style of all parts, below one class. With the class three times, these rules override the notebook's."""
     files = ("safepoint.presentation", "parts.css"), ("safepoint.notebook", "cell.css")
     texts = [resources.files(package).joinpath("static", name).read_text("utf-8") for package, name in files]
     rules = _COMMENT.sub("", "".join(texts)).replace(":root", "&")

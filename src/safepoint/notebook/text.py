@@ -82,7 +82,7 @@ def plan_warning(needs: JobNeeds, grace_s: float | None) -> str:
     """A sentence if a save does not fit into the grace period, or if nothing is known; otherwise empty.
 
     Args:
-        needs: of the job.
+        needs: the needs of the job.
         grace_s: the grace period in seconds; None if it is not set.
     """
     if needs.problem:

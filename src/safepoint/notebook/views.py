@@ -19,7 +19,7 @@ from safepoint.progress.metric_history import MetricPoint
 from safepoint.progress.record import Progress
 
 _LATER_S = 1.0
-"""A file that was written while a job was read may have a time after it."""
+"""A file that was written while a job was read may be newer than the read by so many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class JobDetails:
     checkpoints: Sequence[CheckpointView] | None = None
 
     def until(self, time_s: float) -> "JobDetails":
-        """The details without what is newer than a time, in seconds since 1970."""
+        """The details up to a time, in seconds since 1970."""
         return replace(
             self,
             points=[point for point in self.points if _is_until(point.time, time_s)],
@@ -83,11 +83,11 @@ class JobView:
     """What a cell shows of a job.
 
     Args:
-        name: of the job.
+        name: the name of the job.
         state: its state.
         message: why it is in this state; may be empty.
         sentence: what it is doing, and why.
-        attention: what about it needs attention.
+        attention: why it needs attention.
         risk: a warning if a save may not fit into the grace period; otherwise empty.
         progress: its last report.
         safe_step: the step of its newest checkpoint; None if none is known.
@@ -95,11 +95,11 @@ class JobView:
         num_nodes: how many nodes it has.
         ranks_per_node: ranks of each node; None if this is unknown.
         attempt: the number of its newest start.
-        exit_code: of its last attempt; None if there is none.
+        exit_code: the exit code of its last attempt; None if there is none.
         created: when it was created, RFC 3339 UTC.
         receipt: names and values of what its suspension has saved; empty if there is no receipt.
         read_s: when it was read, in seconds since 1970.
-        details: reads its curves, events and checkpoints; None for a job of a cluster.
+        details: reads its curves, events and checkpoints; None for a job on a cluster.
     """
 
     name: str
@@ -127,7 +127,7 @@ class JobView:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the job does nothing more by itself."""
+        """Whether the job has stopped, and does not continue by itself."""
         return self.state.is_over or self.state is JobState.SUSPENDED
 
 

@@ -1,6 +1,7 @@
 """Watches a job until it has stopped, and shows it on a screen.
 
-Promises: nothing here changes the job. If it cannot be read for a while, the last picture stays, and the reads go on.
+Promises: nothing here changes the job. If it cannot be read for a while, the last picture stays, and the reads
+continue.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ _MOST_OBSERVED = 4096
 
 
 class StoppedWatchingError(KeyboardInterrupt):
-    """The person who watched a job has interrupted this. Jupyter shows no traceback, because nothing has failed."""
+    """The user has interrupted the watch. Jupyter shows no traceback, because nothing has failed."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -66,7 +67,7 @@ def watch(read: Callable[[], tuple[JobView, JobDetails]], screen: Screen, *, int
 
 
 class _Observed:
-    """The metrics of the reports that were seen, for a job whose metrics cannot be read."""
+    """Collects the metrics of the reports, for a job whose metrics cannot be read."""
 
     def __init__(self) -> None:
         self._points: list[MetricPoint] = []

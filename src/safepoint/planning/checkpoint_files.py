@@ -1,4 +1,4 @@
-"""The files of a checkpoint with their sizes, by the same arithmetic with which a save lays them out.
+"""The files of a checkpoint with their sizes, computed by the modules that lay the files out in a save.
 
 Promises: the bytes of tensors, headers, alignments and archives are computed with the modules that write them
 (`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles,
@@ -52,9 +52,9 @@ class Group(NamedTuple):
 
     Args:
         what: `weights`, `optimizer` or `other`.
-        path: of the file; `*` stands for the number of a rank.
-        total_bytes: of all files of the kind.
-        largest_bytes: of the largest file, which is that of rank 0.
+        path: the path of the file; `*` stands for the number of a rank.
+        total_bytes: the size of all files of the kind.
+        largest_bytes: the size of the largest file, which is that of rank 0.
         num_files: how many files there are: one, which rank 0 writes, or one for each rank.
         is_of_each_rank: whether each rank writes one of them.
     """
@@ -72,14 +72,15 @@ class Training:
     """What decides the files of a checkpoint.
 
     Args:
-        tensors: of the model, without the adapter.
+        tensors: the tensors of the model, without the adapter.
         dtype: torch's name of the type of its weights.
-        adapter: the tensors of the adapter, which alone is trained then; empty without one.
+        adapter: the tensors of the adapter; empty without one. With an adapter, only the adapter is trained.
         strategy: how ranks share the model.
-        optimizer: what it keeps.
+        optimizer: what the optimizer keeps.
         num_ranks: how many ranks there are.
-        is_mixed: whether 16 bits are used to compute and 32 bits to train (`bf16=True`, `fp16=True`).
-        tokenizer_bytes: of the tokenizer's files, which the Trainer saves if it has the tokenizer.
+        is_mixed: whether the training computes in 16 bits and keeps the weights in 32 bits (`bf16=True`,
+            `fp16=True`).
+        tokenizer_bytes: the size of the tokenizer's files, which the Trainer saves if it has the tokenizer.
         tied: further names of weights of the model, under which FSDP2 and ZeRO-1 and 2 save them again.
     """
 
@@ -107,7 +108,7 @@ class Training:
 
     @property
     def computed_dtype(self) -> str:
-        """The type of the trained tensors in the model. DeepSpeed casts all of it, also an adapter, to 16 bits."""
+        """The type of the trained tensors in the model. DeepSpeed casts all of it to 16 bits, with an adapter."""
         if self.strategy.is_zero and (self.is_mixed or DTYPE_BYTES[self.dtype] == 2):
             return self.dtype if DTYPE_BYTES[self.dtype] == 2 else "bfloat16"
         return self.trained_dtype
@@ -170,7 +171,7 @@ def checkpoint_bytes(groups: Iterable[Group]) -> int:
 
 
 def bytes_of_ranks(groups: Iterable[Group], *, ranks: int, has_first: bool) -> int:
-    """What `ranks` ranks of one node write, one of which may be rank 0; never less than what they write."""
+    """An upper bound of what `ranks` ranks of one node write. One of them may be rank 0."""
     found = 0
     for group in groups:
         if group.is_of_each_rank:
@@ -209,7 +210,7 @@ def _model_files(training: Training) -> list[Group]:
     ]
     if training.strategy in {Strategy.FSDP, Strategy.ZERO3}:
         return configurations
-    # FSDP and DeepSpeed hand the Trainer a dictionary in which each name has a tensor of its own.
+    # FSDP and DeepSpeed pass the Trainer a dictionary in which each name has a tensor of its own.
     is_handed = training.strategy is Strategy.FSDP_FULL or training.strategy.is_zero
     tensors = training.tensors_saved() if is_handed else training.tensors
     return [
@@ -255,7 +256,7 @@ def _files_bytes(shapes: Sequence[Shape]) -> int:
 def _stored(tensor: Tensor, kind: str) -> list[Shape]:
     if tensor.num_pieces == 1:
         return [Shape(tensor.name, kind, tensor.sizes)]
-    # The experts of a layer are one tensor in memory, and written one by one.
+    # The experts of a layer are one tensor in memory, but are written one by one.
     pieces = tensor.num_pieces
     each = math.prod(tensor.sizes) // pieces
     width = tensor.sizes[-1]
@@ -269,9 +270,9 @@ def archive_bytes(name: str, storages: Sequence[int], pickle_bytes: int) -> int:
     """The size of a file of `torch.save`.
 
     Args:
-        name: of the file, without its ending.
+        name: the name of the file, without its ending.
         storages: the bytes of each storage.
-        pickle_bytes: of the pickle, which refers to the storages.
+        pickle_bytes: the size of the pickle, which refers to the storages.
     """
     return lay_out_archive(StorageRecords(name, storages), bytes(pickle_bytes)).size_bytes
 

@@ -17,8 +17,8 @@ _LISTED = 1000
 """How many keys an answer of S3 to a list request has."""
 _VOTE_S = 201e-6
 _HOP_S = 227e-6
-"""A step grows by the first with two ranks, and a bare all-reduce of two ranks takes the second (docs/benchmarks.md,
-Vote, 2026-11-21)."""
+"""By how much the vote of two ranks lengthens a step, and how long a bare all-reduce of two ranks takes
+(docs/benchmarks.md, Vote, 2026-11-21)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,15 @@ class Platform:
 
     Args:
         ranks_per_machine: ranks on each machine.
-        state_bytes: bytes that each rank writes in a save.
+        state_bytes: how many bytes each rank writes in a save.
         machine_bytes_per_s: how fast a machine writes to the store, and reads from it.
-        store_bytes_per_s: what the store can take from all machines together.
+        store_bytes_per_s: how fast the store receives bytes from all machines together.
         store_requests_per_s: writing requests that the store answers per second; AWS states 3,500 for each
-            partitioned prefix of S3. None: there is no limit, as in a file system.
+            partitioned prefix of S3. None if there is no limit, as in a file system.
         step_s: seconds that a step takes.
-        ranks_restart_s: from the end of the processes on the same machines until training works again, without
-            loading. machine_restart_s: the same after the loss of a machine, until there is another one.
+        ranks_restart_s: the time from the end of the processes on the same machines until training works again,
+            without loading.
+        machine_restart_s: this time after the loss of a machine, until there is another one.
 
     Raises:
         ValueError: a value is out of range.
@@ -75,15 +76,15 @@ class CommitCost:
     """One save of all ranks.
 
     Args:
-        vote_s: what the vote adds to each step.
-        transfer_s: until the bytes are in the store.
-        num_requests: requests of the save.
-        file_requests: those of them that any program needs for the same files.
-        requests_s: for how long the store answers requests, at its limit.
-        files_s: until the files are in the store: their bytes, or their requests at its limit.
-        manifest_bytes: size of the manifest.
-        marks_bytes: bytes of the marks of all machines.
-        marks_s: until they are in the store.
+        vote_s: by how much the vote lengthens each step.
+        transfer_s: the time until the bytes are in the store.
+        num_requests: the number of requests of the save.
+        file_requests: how many of these requests any program would need for the same files.
+        requests_s: how long the store takes to answer all requests, at its limit.
+        files_s: the time until the files are in the store, limited by their bytes or by their requests.
+        manifest_bytes: the size of the manifest.
+        marks_bytes: the size of the marks of all machines.
+        marks_s: the time until the marks are in the store.
     """
 
     vote_s: float

@@ -23,17 +23,17 @@ class Situation:
     """A job whose losses are compared.
 
     Args:
-        price_per_hour: of all its machines together.
+        price_per_hour: the price of all its machines together.
         interruptions: how often it is interrupted, and the shares of their kinds.
-        job_s: how long it trains without any interruption; what a start from step 0 loses depends on it.
-        restart_s: from an interruption until it trains again.
-        interval_s: seconds between periodic saves; None: the best interval for each policy. A policy whose saves are
-            durable later than that saves only as often as they are.
-        blocking_s: for how long a periodic save stalls training if training waits for it.
-        notice_save_s: from SIGTERM until a save is durable.
-        stall_s: for how long a save of Safepoint stalls training.
-        durable_s: from the beginning of a save of Safepoint until it is durable.
-        copied_s: until its snapshot in memory is complete.
+        job_s: how long it trains without any interruption. The loss of a start from step 0 depends on this time.
+        restart_s: the time from an interruption until it trains again.
+        interval_s: seconds between periodic saves; None for the best interval of each policy. If a save takes longer
+            than this until it is durable, the next one waits for it.
+        blocking_s: how long a periodic save stalls training if training waits for it.
+        notice_save_s: the time from SIGTERM until a save is durable.
+        stall_s: how long a save of Safepoint stalls training.
+        durable_s: the time from the beginning of a save of Safepoint until it is durable.
+        copied_s: the time until its snapshot in memory is complete.
     """
 
     price_per_hour: float
@@ -72,7 +72,7 @@ class Loss:
 
     Args:
         policy: its name.
-        interval_s: seconds of work between its saves; `math.inf`: it has no periodic saves.
+        interval_s: seconds of work between its saves; `math.inf` if it has no periodic saves.
         productive: the share of the time that is productive, from 0 to 1.
         hours: hours lost in a month.
         money: what they cost.
@@ -108,7 +108,8 @@ def losses(situation: Situation) -> list[Loss]:
         ("periodic and JIT", blocking, announced),
         ("snapshots and JIT", snapshots, given),
     ):
-        # A save waits until the one before it is durable, so no interval is shorter. `best_interval_s` knows that.
+        # A save waits until the save before it is durable, so no interval is shorter. `best_interval_s` respects
+        # that.
         given_s = situation.interval_s
         interval_s = (
             max(given_s, times.durable_lag_s) if given_s is not None else best_interval_s(times, interruptions)
@@ -143,13 +144,13 @@ def _loss(situation: Situation, policy: str, interval_s: float, productive: floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure of a published text, and the same computed here.
+    """A figure of a published text, and the figure that this module computes.
 
     Args:
-        what: what it is.
-        stated: as the text states it.
-        computed: without any rounding.
-        difference: why they differ.
+        what: what the figure measures.
+        stated: the figure in the text.
+        computed: the computed figure, not rounded.
+        difference: why the two differ.
     """
 
     what: str
@@ -223,10 +224,11 @@ class PastInterruption:
             before that: the work ended later, and a little more was lost.
         cause: what it was, by what survived it: `preemption` if the run saved its last step, `ranks` if it resumed
             from memory, and `machine` otherwise.
-        trained_s: for how long the ranks had trained since their start.
-        lost_s: how much of that had to be done again.
-        down_s: until they trained again, without `waiting_s`.
-        waiting_s: after a stop that was saved, until a launcher started: the job did not have its machines.
+        trained_s: how long the ranks had trained since their start.
+        lost_s: how much of this time had to be done again.
+        down_s: the time until they trained again, without `waiting_s`.
+        waiting_s: after a stop with a save, the time until a launcher started. The job did not have its machines
+            then.
     """
 
     time_s: float
@@ -239,11 +241,11 @@ class PastInterruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHistory:
-    """The interruptions of a job, and for how long it has trained.
+    """The interruptions of a job, and how long it has trained.
 
     Args:
-        trained_s: seconds of training in all attempts, with what was lost.
-        interruptions: oldest first. An end without a later start is none.
+        trained_s: seconds of training in all attempts, including lost work.
+        interruptions: oldest first. An end without a later start is not an interruption.
     """
 
     trained_s: float
@@ -262,12 +264,12 @@ class JobHistory:
     def lost_without_saves_s(self) -> float:
         """What the same interruptions would have lost without any checkpoint: the work of every interrupted start.
 
-        The job had to start from step 0 each time, and would not have come further than its longest start.
+        The job would have started from step 0 each time, and would never have passed the end of its longest start.
         """
         return sum(past.trained_s for past in self.interruptions)
 
     def lost_with_interval_s(self, interval_s: float) -> float:
-        """What they would have lost with a save after each `interval_s` seconds of training, and none on SIGTERM.
+        """What they would have lost with a save after each `interval_s` seconds of training, and no save on SIGTERM.
 
         Raises:
             ValueError: `interval_s` is not above 0.
@@ -293,7 +295,7 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
     is_saved = has_finished = is_starting = False
     resumed: tuple[int, bool] = (0, False)
     taken: dict[int, float] = {}
-    """When the state of each step was taken."""
+    """Step → when its state was captured."""
     for event in sorted(events, key=lambda happened: happened.time_s):
         if event.name == "attempt_started":
             if began_s is not None and not has_finished:
@@ -303,7 +305,7 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
                 again_s = (
                     ended_s if launched_s is None or not is_saved else min(event.time_s, max(ended_s, launched_s))
                 )
-                # If that state is older than this start of the ranks, all that they have done since is lost.
+                # If that state is older than this start of the ranks, all work since the start is lost.
                 interruptions.append(
                     PastInterruption(
                         time_s=ended_s,

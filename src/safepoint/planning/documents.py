@@ -1,7 +1,8 @@
 """The storage figures that Red Hat publishes, as inputs: tables 6.1 and 6.2, and the sums of section 6.5.3.
 
 Source: "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat OpenShift AI 3.4,
-chapter 6.5. The figures are in the documents' GB. docs/planning.md says where Safepoint's own differ, and why.
+chapter 6.5. The figures are in the documents' GB. docs/planning.md says where Safepoint's own figures differ, and
+why.
 """
 
 from typing import NamedTuple
@@ -20,17 +21,17 @@ class Breakdown(NamedTuple):
         name: the column.
         strategy: the strategy.
         base_cache: the model's download.
-        checkpoint_download: at a resume.
+        checkpoint_download: the download of a checkpoint at a resume.
         kept: N, the save_total_limit of the sum.
         checkpoint: the size of one checkpoint in the sum.
-        local_checkpoints: in the table.
-        consolidation_peak: while a checkpoint is saved.
-        final_model: at the end.
-        safety_buffer: in the table.
-        sum_buffer: in the sum.
-        sum_download: of a checkpoint, in the sum; the sum for ZeRO-3 leaves it out.
+        local_checkpoints: the local checkpoints in the table.
+        consolidation_peak: the additional space while a checkpoint is saved.
+        final_model: the finished model.
+        safety_buffer: the buffer in the table.
+        sum_buffer: the buffer in the sum.
+        sum_download: the download of a checkpoint in the sum; the sum for ZeRO-3 leaves it out.
         stated_sum: the sum that the documents print.
-        observed_peak: table 6.1.
+        observed_peak: the peak in table 6.1.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """How often trainings are interrupted: published failure models, queues that preempt, and spot machines.
 
-Every source of interruptions is a Poisson process, so that all of them together are one, too: the time to the next
-interruption is exponential with the sum of the rates, and its cause is drawn by the shares of the rates. Repairs,
-ageing and bad machines that fail again and again are not modelled: they would come in bursts.
+Every source of interruptions is a Poisson process, so all sources together are a Poisson process, too: the time to
+the next interruption is exponential with the sum of the rates, and its cause is drawn by the shares of the rates.
+Repairs, ageing and bad machines that fail again and again are not modelled: they would come in bursts.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ DAY_S = 86_400.0
 
 
 class Cause(enum.StrEnum):
-    """What an interruption is, and so what survives it."""
+    """The kind of an interruption, which decides what survives it."""
 
     RANKS = "ranks"
     """Processes end; the memory of their machine stays."""
@@ -35,9 +35,9 @@ class Hazard:
     """One source of interruptions of one job.
 
     Args:
-        cause: what it is.
+        cause: its kind.
         per_s: how often it interrupts the job, per second of its running time.
-        notice_s: seconds from the announcement until the processes are killed; 0: not announced.
+        notice_s: seconds from the announcement until the processes are killed; 0 if it is not announced.
         waiting_s: mean seconds until the job may start again, besides its restart.
     """
 
@@ -52,7 +52,7 @@ class FailureModel:
     """How often each machine, rack and job is interrupted. Rates are per day, and 0 by default.
 
     Args:
-        name: for tables.
+        name: its name in tables.
         source: where the rates are from.
         machine_per_day: failures of each machine, of all kinds.
         ranks_share: the share of these that end processes only, from 0 to 1.
@@ -63,7 +63,7 @@ class FailureModel:
         preemption_notice_s: the grace period of the job.
         waiting_s: mean time in the queue after a preemption, in seconds.
         reclaims_per_day: how often each machine is reclaimed as a spot machine.
-        reclaim_notice_s: how long before that it is announced.
+        reclaim_notice_s: how long before a reclaim it is announced.
 
     Raises:
         ValueError: a value is out of range.
@@ -96,7 +96,7 @@ class FailureModel:
             )
 
     def hazards(self, num_machines: int) -> tuple[Hazard, ...]:
-        """The sources of interruptions of a job on this many machines. All machines are needed: one stops the job."""
+        """The sources of interruptions of a job on this many machines. The loss of one machine stops the job."""
         if num_machines < 1:
             raise ValueError(f"num_machines is {num_machines!r}, and must be at least 1")
         failures = self.machine_per_day * num_machines

@@ -17,14 +17,14 @@ class LayoutPlan:
     """One layout. Sizes are of all pods together, except where another unit is named.
 
     Args:
-        plan: of the run with this layout.
-        model_bytes: downloads of the model: one by each pod.
-        documented_fetch_bytes: reads of the object store at a resume, where each pod reads the whole checkpoint.
-        fetch_bytes: the same with Safepoint: the nodes read disjoint parts.
-        storage_bytes: emptyDir volumes to ask for.
-        start_s: until each pod has the model.
-        resume_s: until each pod also has the checkpoint.
-        documented_resume_s: the same where each pod reads the whole checkpoint.
+        plan: the plan of the run with this layout.
+        model_bytes: the downloads of the model, one by each pod.
+        documented_fetch_bytes: what a resume reads from the object store if each pod reads the whole checkpoint.
+        fetch_bytes: what a resume of Safepoint reads, in which the nodes read disjoint parts.
+        storage_bytes: the size of the emptyDir volumes to request.
+        start_s: the time until each pod has the model.
+        resume_s: the time until each pod also has the checkpoint.
+        documented_resume_s: this time if each pod reads the whole checkpoint.
         step_bytes: what each pod sends to others in a step, to average gradients.
     """
 
@@ -80,7 +80,7 @@ def _step_bytes(plan: StoragePlan, nodes: int) -> int:
                 frozen //= 2
             moved = 2 * num_trained + 2 * (2 * num_trained + frozen)
     else:
-        # ZeRO-2 shares the gradients, so that the memory has a part of them only.
+        # ZeRO-2 divides the gradients among the ranks, so each rank has only a part of them in memory.
         moved = 2 * gradients * (training.num_ranks if training.strategy is Strategy.ZERO2 else 1)
     return round(moved * (nodes - 1) / nodes)
 

@@ -50,21 +50,21 @@ _QUANTIZED_HINT = "pass the config.json of the model that was quantized; for QLo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A model, as far as its size depends on it.
+    """The facts about a model on which the sizes of its files depend.
 
     Args:
-        name: for people.
+        name: its name, for people.
         source: where the tensors come from, for people.
-        family: the `model_type`, or None where it is not known.
-        dtype: the type of the weights in the files, a name of torch; None where it is not known. A `config.json` may
+        family: the `model_type`, or None if it is not known.
+        dtype: the type of the weights in the files, a name of torch; None if it is not known. A `config.json` may
             state a type in which no model is trained: `dtype_of` checks it.
         tensors: parameters and persistent buffers; a tied weight is one of them.
         tied: the further names of tied weights.
-        is_exact: whether the tensors are those of the model. False: they are an estimate from a parameter count.
+        is_exact: whether the tensors are those of the model. If False, they are an estimate from a parameter count.
         tokenizer_bytes: the size of the tokenizer's files in the folder of the model.
-        stored_bytes: of the files with weights; None where there are none: their size follows from the tensors.
+        stored_bytes: the size of the files with weights. None if there are no files; then the tensors give the size.
         is_quantized: whether `config.json` says that the weights are loaded in fewer bits than those of `tensors`.
-        doubt: why such a model is unusual, for people; empty without a reason.
+        doubt: why such a model is unusual, for people; empty if it is not.
     """
 
     name: str
@@ -166,7 +166,7 @@ def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape
 
 def _dtype_in(config: Mapping[str, Any]) -> str | None:
     stated = next((config[name] for name in ("dtype", "torch_dtype") if config.get(name) is not None), None)
-    # Something else than a string is no type of weights either: `dtype_of` names it, unless an option has the type.
+    # A value that is not a string is invalid, too: `dtype_of` reports it, unless an option gives the type.
     return stated if stated is None or isinstance(stated, str) else shown(stated)
 
 
@@ -230,7 +230,7 @@ def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files that `from_pretrained` reads: one file, those of an index, or those with a model's name.
 
     Raises:
-        UsageError: some of them are missing. The plan of the others would be that of a smaller model.
+        UsageError: some of them are missing. A plan without them would be that of a smaller model.
     """
     # Other files may hold an adapter, or the same weights again, such as `consolidated.safetensors`.
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("adapter_")]
@@ -244,7 +244,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if not wanted:
         for part in filter(None, map(_PART_OF.fullmatch, models)):
             count, width = int(part[4]), len(part[2])
-            # A name may state any number; those that are there bound how many are listed.
+            # A name may state any number of files, so the number of existing files limits how many are listed.
             wanted |= {f"{part[1]}{number:0{width}}{part[3]}" for number in range(1, min(count, _MAX_FILES) + 1)}
     missing = sorted(wanted - names)
     if missing:
@@ -257,7 +257,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _tied_in(config: Mapping[str, Any], stored: Container[str]) -> tuple[Tensor, ...]:
-    """Names of tied weights that the files do not have; none where the family is not known."""
+    """Names of tied weights that the files do not have; empty if the family is not known."""
     try:
         return tuple(one for one in tensors_of(config, _CONFIG).tied if one.name not in stored)
     except UsageError:
@@ -320,14 +320,14 @@ def of_count(
     """A model like Llama 3 with this many parameters. The number is exact; the tensors are an estimate.
 
     Args:
-        num_parameters: of the whole model.
-        layers: by default that of published models of the same size.
+        num_parameters: the number of parameters of the whole model.
+        layers: the number of layers; by default that of published models of the same size.
         hidden: the width of a layer, at least 8; by default chosen so that layers and parameters fit.
-        vocabulary: rows of the embedding.
+        vocabulary: the number of rows of the embedding.
 
     Raises:
-        UsageError: no such model has so few parameters, or the numbers contradict each other: there would be more
-            layers than each is wide, or their feed-forward part would have a width that no model has.
+        UsageError: no such model has so few parameters, or the numbers contradict each other: the number of layers
+            would exceed their width, or the feed-forward part would have a width that no model has.
     """
     if not 10_000 <= num_parameters <= _MOST_PARAMETERS:
         raise UsageError(
@@ -385,8 +385,9 @@ def _check_shape(num_parameters: int, depth: int, width: int, between: int) -> s
     """Refuse numbers that contradict each other. Returns why the model is unusual, if it is.
 
     Raises:
-        UsageError: they do. Without this check, the feed-forward part would have all parameters that the rest of such
-            a model cannot have, and an optimizer such as Adafactor and an adapter would get a wrong size.
+        UsageError: the numbers contradict each other. Without this check, the feed-forward part would get all
+            parameters that do not fit elsewhere. Then the sizes of adapters and of optimizers such as Adafactor would
+            be wrong.
     """
     ratio = between / width
     wanted = f"--params {short_count(num_parameters)} with {depth} layers of width {width}"
@@ -431,7 +432,7 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
 
     Args:
         model: the base model.
-        rank: of the adapter.
+        rank: the rank of the adapter.
         targets: the names of modules, or `all-linear`; empty for PEFT's default of the family.
 
     Raises:
@@ -474,7 +475,7 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
 
 
 def linear_parameters(model: ModelShape) -> int:
-    """How many parameters are in linear layers, which QLoRA quantizes; embeddings and output layers are not."""
+    """The number of parameters in linear layers without embeddings and output layers: QLoRA quantizes these."""
     return sum(math.prod(one.sizes) for one in _matrices(model.tensors) if _is_target(one.name, ("all-linear",)))
 
 

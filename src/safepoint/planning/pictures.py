@@ -10,7 +10,7 @@ from typing import NamedTuple
 _WIDTH, _HEIGHT = 860, 500
 _LEFT, _TOP, _BOTTOM = 64, 66, 58
 _SAMPLE, _MOST_NAME = 50, 260
-"""What a sample of a curve's dashes takes beside its name, and the most that a name takes."""
+"""The width of a sample of a curve's dashes beside its name, and the largest width of a name."""
 _CHARACTER = 7.2
 """The width of a character of 13 pixels, rounded up: the fonts of readers differ."""
 _COLOURS = (
@@ -23,7 +23,7 @@ _COLOURS = (
     ("#00707d", "#5fd0dc"),
     ("#555555", "#bbbbbb"),
 )
-"""For each series, its colour on a light and on a dark page: at least 4.5 times the contrast of the page."""
+"""For each series, its colour on a light and on a dark page. The contrast to the page is at least 4.5."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4", "14 3 4 3")
 _LABEL_HEIGHT = 16
 _FEWEST_STEPS = 4
@@ -36,8 +36,8 @@ class Curve:
 
     Args:
         name: its label at the right end.
-        points: x and y, by x.
-        half_widths: for each point, half of its confidence interval; empty: none are drawn.
+        points: x and y, sorted by x.
+        half_widths: for each point, half of its confidence interval. If empty, no intervals are drawn.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Axis:
 
     Args:
         label: what it shows, with its unit.
-        ticks: the values with a line and a text, rising.
-        texts: the texts of the ticks; empty: the values themselves.
-        is_log: whether equal factors have equal distances.
+        ticks: the values with a line and a text, in ascending order.
+        texts: the texts of the ticks. If empty, the values are shown.
+        is_log: whether the axis is logarithmic.
 
     Raises:
-        ValueError: the ticks are less than two, do not rise, or are not above 0 on a logarithmic axis.
+        ValueError: there are less than two ticks, they do not ascend, or they are not above 0 on a logarithmic axis.
     """
 
     label: str
@@ -72,7 +72,7 @@ class Axis:
             raise ValueError(f"ticks begins with {self.ticks[0]!r}, and those of a logarithmic axis must be above 0")
 
     def share(self, value: float) -> float:
-        """Where the value is between the first and the last tick: 0 to 1, and no further."""
+        """The position of the value between the first tick (0) and the last one (1), limited to this range."""
         low, high = self.ticks[0], self.ticks[-1]
         if self.is_log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
@@ -84,12 +84,12 @@ class Axis:
 
 
 class Mark(NamedTuple):
-    """A point of a curve that is pointed out.
+    """A point of a curve that has a text.
 
     Args:
         x: its value on the horizontal axis.
         y: its value on the vertical axis.
-        text: beside it.
+        text: the text beside the point.
     """
 
     x: float
@@ -100,8 +100,8 @@ class Mark(NamedTuple):
 def rising_ticks(low: float, high: float) -> list[float]:
     """Round values for an axis, at most seven, from `low` or less to `high` or more.
 
-    The axis begins at 0 if the values are far apart. If all of them are close to `high`, it begins close below them:
-    curves that differ would cover each other otherwise.
+    The axis begins at 0 if the values are far apart. If all of them are close to `high`, it begins just below them.
+    Otherwise, curves that differ little would cover each other.
     """
     if low < high / 2:
         low = 0.0
@@ -109,7 +109,7 @@ def rising_ticks(low: float, high: float) -> list[float]:
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # Differences that hardly matter are not magnified to the whole height.
+    # Do not magnify small differences to the whole height.
     first = max(0, min(first, last - _FEWEST_STEPS))
     return [round(number * step, 12) for number in range(first, last + 1)]
 
@@ -146,7 +146,7 @@ def curves(
 ) -> str:
     """A picture of lines, each with its name at its right end.
 
-    A curve of one point is a dot. Texts of the horizontal axis are left out where they would cover each other.
+    A curve of one point is a dot. Texts of the horizontal axis that would cover each other are left out.
 
     Raises:
         ValueError: there are more series than colours, or a series has no points.
@@ -191,7 +191,7 @@ def curves(
         beside = _RANGE_GAP * (number - (len(series) - 1) / 2)
         for (one, other), half in zip(curve.points, curve.half_widths, strict=False):
             low, top = at_y(other - half), at_y(other + half)
-            # One that is hardly higher than its line would be a speck beside it.
+            # Leave out an interval that is hardly higher than its line.
             if math.isfinite(half) and low - top >= _LEAST_RANGE:
                 at = min(right, max(_LEFT, at_x(one) + beside))
                 lines.append(f'<path class="range s{number}" d="M{at} {low}V{top}"/>')
@@ -210,7 +210,8 @@ def curves(
         )
     for mark in marks:
         at, beside = at_y(mark.y), _width(mark.text) / 2
-        # Well above the point, because other curves may be close to it; below it only where the picture ends.
+        # Well above the point, because other curves may be close to it; below the point only at the top of the
+        # picture.
         line, text = (-6, -62) if at - 80 > _TOP else (6, 72)
         middle = min(right - beside, max(_LEFT + beside, at_x(mark.x)))
         lines.append(
@@ -227,7 +228,7 @@ def _width(text: str) -> float:
 
 
 def _shortened(text: str, most: float, *, size: int = 13) -> str:
-    """The text, cut off where it would be wider than `most` pixels."""
+    """The text, cut off if it would be wider than `most` pixels."""
     count = int(most / (_CHARACTER * size / 13))
     return text if len(text) <= count else f"{text[: count - 1]}…"
 
@@ -250,10 +251,11 @@ class Bar(NamedTuple):
     """One bar, of several parts.
 
     Args:
-        name: beside the bar.
+        name: the text beside the bar.
         parts: the name and the value of each part; equal names have one colour in all bars.
-        label: behind the bar, such as the sum.
-        texts: for each part, its value as a text, which is in the part if there is space; empty: none.
+        label: the text behind the bar, such as the sum.
+        texts: for each part, its value as a text, which is shown in the part if there is space. If empty, none is
+            shown.
     """
 
     name: str
@@ -268,11 +270,11 @@ _BAR, _GAP, _LEGEND, _COLUMNS = 34, 22, 22, 3
 def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
     """A picture of horizontal bars below each other, with a legend.
 
-    Each part has the number of its name in the legend, so that colours are not needed to tell them apart.
+    Each part shows the number of its name in the legend, so that the parts can be distinguished without colours.
 
     Args:
-        title: above the bars.
-        description: for screen readers.
+        title: the text above the bars.
+        description: the text for screen readers.
         drawn: the bars, from the top.
 
     Raises:
@@ -316,5 +318,5 @@ def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text for a picture: a name from a file adds no element, and no character that XML forbids."""
+    """A text for a picture, escaped, and without characters that XML forbids."""
     return escape("".join(one if one.isprintable() else "?" for one in text))

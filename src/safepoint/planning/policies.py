@@ -26,14 +26,14 @@ from safepoint.planning.failures import Cause, Hazard, between_s
 MEASURED = "docs/benchmarks.md, 2026-11-21 to 2026-11-26"
 _GB = 1e9
 _SNAPSHOT_SHARE = 0.01
-"""`--snapshot-steps auto` takes snapshots as often as possible below this share of the time."""
+"""`--snapshot-steps auto` takes snapshots as often as possible while they take less than this share of the time."""
 
 
 class OnNotice(enum.StrEnum):
     """What a program does when it receives SIGTERM."""
 
     SAVE = "save"
-    """It saves the step that it has just done."""
+    """It saves the step that was just done."""
     NEWEST_SNAPSHOT = "newest snapshot"
     """It makes the newest snapshot durable."""
     NOTHING = "nothing"
@@ -44,20 +44,20 @@ class Policy:
     """What a program does.
 
     Args:
-        name: for tables.
+        name: its name in tables.
         description: one sentence.
-        fixed_interval_s: seconds of work between saves; None: the best interval for its costs and the failures.
+        fixed_interval_s: seconds of work between saves; None for the best interval for its costs and the failures.
         longest_interval_s: the best interval is not longer than this.
         on_notice: what it does on SIGTERM.
-        notice_delay_s: how long after SIGTERM it begins, besides the rest of the step.
-        stall_s: for how long a save stalls training, besides the next two.
-        stall_s_per_gb: for each GB of a rank.
-        stall_of_write: for each second of writing; 1 and more: training waits for the whole save.
-        copied_s_per_gb: from the beginning of a save until the snapshot is complete, for each GB of a rank.
-        write_factor: how much longer a save takes than the bytes need.
+        notice_delay_s: how long after SIGTERM the save begins, besides the rest of the step.
+        stall_s: how long a save stalls training, in addition to the next two fields.
+        stall_s_per_gb: the stall for each GB of a rank.
+        stall_of_write: the stall for each second of writing. With 1 and more, training waits for the whole save.
+        copied_s_per_gb: the time from the beginning of a save until the snapshot is complete, for each GB of a rank.
+        write_factor: the time of a save, divided by the time that the disk needs for its bytes.
         keeps_memory: whether the newest snapshot survives the end of the ranks.
         replicates: whether a machine in another rack has the newest snapshot too.
-        snapshots: whether it takes snapshots as often as possible at 1 % of the time, besides its saves.
+        snapshots: whether, besides its saves, it takes snapshots as often as possible in 1 % of the time.
         votes: whether all ranks vote in each step.
         exists: whether a user can have it today.
     """
@@ -90,24 +90,24 @@ class Kept(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A policy on a number of ranks, in seconds: all that a simulation has to know of it.
+    """A policy on a number of ranks, in seconds: all that a simulation needs.
 
     Args:
-        interval_s: work between two saves; `math.inf`: none but those on an announcement.
-        stall_s: for how long a save stalls training.
-        durable_s: from the beginning of a save until it is durable, at least `stall_s`.
-        copied_s: from the beginning of a save until its snapshot in memory is complete, at least `stall_s`.
+        interval_s: work between two saves; `math.inf` if there are only saves on an announcement.
+        stall_s: how long a save stalls training.
+        durable_s: the time from the beginning of a save until it is durable, at least `stall_s`.
+        copied_s: the time from the beginning of a save until its snapshot in memory is complete, at least `stall_s`.
         on_notice: what happens on an announcement.
-        notice_needed_s: from an announcement until everything is durable.
+        notice_needed_s: the time from an announcement until everything is durable.
         keeps_memory: whether the newest snapshot survives the end of the ranks.
         replicates: whether it survives the loss of a machine or a rack.
-        snapshot_every_s: work between two snapshots besides the saves; None: there are none.
-        snapshot_stall_s: for how long such a snapshot stalls training.
-        ranks_restart_s: from the end of the ranks until training works again from memory.
-        machine_restart_s: from the loss of a machine until training works again, without loading.
-        load_s: to load the state from the store.
-        load_memory_s: to load it from memory, or from that of other machines.
-        pace: the share of a step that remains for work beside the vote.
+        snapshot_every_s: work between two snapshots besides the saves; None if there are none.
+        snapshot_stall_s: how long such a snapshot stalls training.
+        ranks_restart_s: the time from the end of the ranks until training works again from memory.
+        machine_restart_s: the time from the loss of a machine until training works again, without loading.
+        load_s: the time to load the state from the store.
+        load_memory_s: the time to load it from memory, or from the memory of other machines.
+        pace: the share of a step that the vote leaves for work.
     """
 
     interval_s: float
@@ -150,7 +150,7 @@ class Plan:
         return Kept.DURABLE
 
     def restart_s(self, hazard: Hazard) -> float:
-        """From the interruption until training works again, without the time in a queue."""
+        """The time from the interruption until training works again, without the time in a queue."""
         kept = self.keeps(hazard)
         saving_s = self.notice_needed_s if kept is Kept.ALL else 0.0
         again_s = self.ranks_restart_s if hazard.cause is Cause.RANKS else self.machine_restart_s
@@ -196,15 +196,15 @@ def plan_of(policy: Policy, platform: Platform, num_ranks: int, hazards: tuple[H
 
 
 def with_interval(plan: Plan, interval_s: float, step_s: float) -> Plan:
-    """The plan with another interval, but not shorter than the store can follow, and of whole steps."""
+    """The plan with another interval, in whole steps, and at least as long as a save takes to become durable."""
     return replace(plan, interval_s=whole_steps_s(max(interval_s, plan.durable_s - plan.stall_s), step_s))
 
 
 def whole_steps_s(least_s: float, step_s: float) -> float:
-    """The seconds of the fewest steps, at least one, that take at least `least_s`; `math.inf` stays.
+    """The duration of the smallest number of steps that take at least `least_s`, at least one step; `math.inf` stays.
 
-    State can be saved only at the end of a step. So an interruption loses half a step on average also if a save costs
-    nothing.
+    State can be saved only at the end of a step. So an interruption loses half a step on average, even if a save
+    costs nothing.
     """
     if math.isinf(least_s) or not step_s:
         return least_s

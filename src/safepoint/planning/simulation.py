@@ -1,12 +1,12 @@
 """A discrete-event simulation of a training that is interrupted and resumed, over days or years.
 
-The events are interruptions and the ends of restarts. Between them, saves come at equal distances, so how many there
-were and which of them were durable is arithmetic, not events: a year of a job that saves every second takes no longer
-to simulate than one that never saves.
+The events are interruptions and the ends of restarts. Between two events, saves have equal distances, so their
+number, and which of them were durable, are computed without further events. A year of a job that saves every second
+takes no longer to simulate than a year of one that never saves.
 
-What is kept is exact for each interruption: the newest save that was durable, the newest complete snapshot, or all. A
-snapshot from which ranks resume is durable only after the keeper has written it; a machine that is lost before that
-costs this snapshot too. An interruption during a restart begins another one. While a job waits in a queue, nothing
+What survives is exact for each interruption: the newest durable save, the newest complete snapshot, or all work. A
+snapshot from which ranks resume is durable only after the keeper has written it. If the machine is lost before that,
+the snapshot is lost, too. An interruption during a restart begins another one. While a job waits in a queue, nothing
 fails.
 
 The simulation is deterministic: trial n of a seed always draws the same interruptions, whatever the policy.
@@ -32,11 +32,11 @@ class Trial:
     Args:
         productive_s: work that was not lost, in seconds at the full pace.
         repeated_s: work that was lost, and has to be done again.
-        stalled_s: training waited for saves, snapshots and votes.
-        down_s: restarts, and saves on an announcement.
-        waiting_s: in a queue; not a part of the ETTR.
+        stalled_s: the time in which training waited for saves, snapshots and votes.
+        down_s: the time of restarts, and of saves on an announcement.
+        waiting_s: the time in a queue, which is not a part of the ETTR.
         num_interruptions: how often it was interrupted.
-        num_events: interruptions, ends of restarts and saves.
+        num_events: the number of interruptions, ends of restarts and saves.
     """
 
     productive_s: float
@@ -63,7 +63,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Estimate":
-        """From independent trials, by Student's t distribution; a single trial has no interval (infinite)."""
+        """The mean of independent trials, with its interval by Student's t distribution (infinite for one trial)."""
         mean = math.fsum(values) / len(values)
         if len(values) == 1:
             return cls(mean=mean, half_width=math.inf)
@@ -105,7 +105,7 @@ class Simulated:
 def t_975(degrees: int) -> float:
     """The 0.975 quantile of Student's t distribution, within 0.1 %.
 
-    From 11 degrees of freedom on by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5).
+    From 11 degrees of freedom on, it is computed by the Cornish-Fisher expansion (Abramowitz and Stegun, 26.7.5).
     """
     if degrees <= len(_T_975):
         return _T_975[degrees - 1]
@@ -139,9 +139,9 @@ def replay(
     Args:
         plan: what the job does.
         hazards: what an interruption may be.
-        interruptions: for each interruption, how many seconds after the one before it comes, and the index of its
-            hazard. After the last one, there are no more.
-        duration_s: for how long the job runs.
+        interruptions: for each interruption, the seconds since the interruption before it, and the index of its
+            hazard.
+        duration_s: how long the job runs.
     """
     given = iter(interruptions)
     return _run(plan, hazards, duration_s, lambda: next(given, (math.inf, 0)))
@@ -185,7 +185,7 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
         for hazard in hazards
     ]
     now_s = down_s = waiting_s = repeated_s = ran_s = restart_s = 0.0
-    # Work at the start of this run of the ranks; the part of it that is durable; the time when all of it will be.
+    # Work at the start of this run of the ranks, the durable part of it, and the time when all of it will be durable.
     start_s = durable_s = commit_s = 0.0
     num_interruptions = num_saves = 0
     is_endless = math.isinf(cycle_s)

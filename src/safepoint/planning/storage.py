@@ -2,8 +2,8 @@
 
 The formula is that of "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat
 OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N x checkpoint_size + consolidation_peak +
-final_model + safety_buffer, for each pod. Beside it is what Safepoint has on the disk at the worst moment. It follows
-from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
+final_model + safety_buffer, for each pod. Beside it is what Safepoint has on the disk at the worst moment, which
+follows from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
 `checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload
 at a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a
 disk), and `snapshot/keeper_client/arena.py` (memory).
@@ -47,10 +47,10 @@ class Speeds:
     """Bytes in a second.
 
     Args:
-        upload: of one pod to the object store. The default is the documents' figure.
-        download: of one pod from the object store. The default is the documents' figure.
-        disk: of the disk of checkpoints, with fsync.
-        network: between two nodes.
+        upload: the speed from one pod to the object store. The default is the documents' figure.
+        download: the speed from the object store to one pod. The default is the documents' figure.
+        disk: the speed of the disk of checkpoints, with fsync.
+        network: the speed between two nodes.
     """
 
     upload: float = UPLOAD_BYTES_PER_S
@@ -75,14 +75,14 @@ class Run:
     Args:
         model: the model.
         training: what decides the files of a checkpoint.
-        nodes: pods.
-        gpus: ranks of each pod.
+        nodes: the number of pods.
+        gpus: the number of ranks of each pod.
         keep: how many checkpoints stay locally: `save_total_limit`.
-        store_keep: how many stay in the object store; None for all.
-        grace_s: between SIGTERM and SIGKILL.
-        step_s: a training step, which a save waits for.
-        speeds: of disks and networks.
-        slots: how many snapshots host memory holds; None as a run decides.
+        store_keep: how many checkpoints stay in the object store; None for all.
+        grace_s: the time between SIGTERM and SIGKILL.
+        step_s: how long a training step takes; a save waits for the end of the step.
+        speeds: the speeds of disks and networks.
+        slots: how many snapshots the host memory holds; None for the number that a run chooses.
         is_quantized: whether the base model is in 4 bits (QLoRA).
         measured_bytes: the size of a checkpoint that the job has written; it replaces the computed size.
     """
@@ -135,9 +135,9 @@ class Term(NamedTuple):
     """A term of the formula.
 
     Args:
-        name: in the documents.
-        documented_bytes: by the documents' rule.
-        ours_bytes: with Safepoint.
+        name: its name in the documents.
+        documented_bytes: the value by the documents' rule.
+        ours_bytes: the value with Safepoint.
         why: why Safepoint's value differs.
     """
 
@@ -152,8 +152,8 @@ class Pod:
     """The local storage of a pod.
 
     Args:
-        terms: of the formula.
-        checkpoint_bytes: what the pod has of each checkpoint.
+        terms: the terms of the formula.
+        checkpoint_bytes: the size of the part of each checkpoint that the pod has.
     """
 
     terms: tuple[Term, ...]
@@ -171,7 +171,7 @@ class Pod:
 
     @property
     def volume_bytes(self) -> int:
-        """The size of the volume (emptyDir) to ask for, in whole GiB."""
+        """The size of the volume (emptyDir) to request, in whole GiB."""
         return whole_gib(self.ours_bytes)
 
 
@@ -179,12 +179,12 @@ class Times(NamedTuple):
     """Durations in seconds.
 
     Args:
-        claim_s: writes a checkpoint to one claim that all nodes share, whose speed they share, too.
-        write_s: writes its part to a disk of its own, on the node that writes most.
-        upload_s: uploads it; nodes with folders of their own upload at the same time.
-        model_s: downloads the model into each pod.
-        fetch_s: fetches a checkpoint at a resume: each node a part, which the nodes then exchange.
-        documented_fetch_s: the same where each pod downloads everything.
+        claim_s: to write a checkpoint to one claim. All nodes share the claim and its speed.
+        write_s: to write a node's part to a disk of its own, on the node that writes most.
+        upload_s: to upload the checkpoint; nodes with folders of their own upload at the same time.
+        model_s: to download the model into each pod.
+        fetch_s: to fetch a checkpoint at a resume: each node fetches a part, and the nodes exchange the parts.
+        documented_fetch_s: to fetch it if each pod downloads everything.
     """
 
     claim_s: float
@@ -199,7 +199,7 @@ class GraceFit(NamedTuple):
     """Whether a save fits the grace period.
 
     Args:
-        needed_s: the step that is running, and the save.
+        needed_s: the time of the running step and of the save.
         usable_s: the grace period without Safepoint's margin.
         fits: whether it is enough.
         grace_s: the shortest grace period that is enough.
@@ -219,9 +219,9 @@ class StoragePlan:
         run: the run.
         groups: the files of a checkpoint.
         checkpoint_bytes: the size of a checkpoint.
-        weights_bytes: of the model's files, as they are downloaded.
-        final_bytes: of the finished model.
-        memory: of one rank on its device.
+        weights_bytes: the size of the model's files, as they are downloaded.
+        final_bytes: the size of the finished model.
+        memory: the memory of one rank on its device.
         first_pod: the pod that writes most, with a folder of its own (emptyDir) and an object store.
         other_pod: each other pod; None with one pod.
         claim_bytes: a claim that all pods share, in whole GiB; the model's download is not in it.
@@ -311,7 +311,7 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
     multiplier = documented_multiplier(training.strategy, has_adapter=bool(training.adapter))
     writes_final = is_first or training.strategy.is_fsdp or training.strategy is Strategy.ZERO3
     documented_final = weights_bytes if writes_final else 0
-    # At a resume the folder of every node holds the whole checkpoint, in the place of one of the parts that it keeps.
+    # At a resume, the folder of every node holds the whole checkpoint instead of one of the parts that it keeps.
     fetched = total - own
     terms = [
         Term("base cache", weights_bytes, weights_bytes, "every pod downloads the model"),
@@ -361,8 +361,8 @@ def peak_bytes(plan: StoragePlan, *, is_uploading: bool = False) -> int:
     """The most that a shared output folder holds during the training: the kept checkpoints, and the one in progress.
 
     Args:
-        plan: of the run.
-        is_uploading: whether an upload holds one more.
+        plan: the plan of the run.
+        is_uploading: whether an upload holds one more checkpoint.
     """
     return (plan.run.keep + 1 + is_uploading) * plan.checkpoint_bytes + _RECORDS_BYTES
 

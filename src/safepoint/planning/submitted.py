@@ -1,4 +1,4 @@
-"""What a job that is about to be submitted needs: its local folder, its memory and its grace period.
+"""Computes, before a job is submitted, what it needs: its local folder, its memory and its grace period.
 
 The rules are in docs/adr/0026-sizes-that-a-job-asks-for.md. In short: the size of the local folder is an upper bound,
 because Kubernetes evicts a pod whose folder exceeds its limit. The other figures are what the plan expects.
@@ -19,7 +19,7 @@ _MORE_CHECKPOINTS = 4
 """Beside the N that stay: the best one, the one that is being written, the one that is being uploaded, and one that
 is damaged or that another process reads."""
 _OWN_MODELS = 2
-"""How often a script may save the finished model into the folder itself, in 32 bits."""
+"""How many times a script may save the finished model into the folder itself, in 32 bits."""
 _OTHER_FILES_BYTES = 10 * 10**9
 """The documents' safety buffer, for other files that a script writes."""
 
@@ -27,11 +27,11 @@ _OTHER_FILES_BYTES = 10 * 10**9
 def needs_of(
     job: JobOutline, arguments: Sequence[str], *, code: Path | None = None, model_uri: str | None = None
 ) -> JobNeeds | None:
-    """What a job needs, as far as its arguments say before it runs.
+    """The needs of a job, derived from its arguments before it runs.
 
     Args:
         job: the job.
-        arguments: of its program.
+        arguments: the arguments of its program.
         code: the folder that is sent along.
         model_uri: the `storage_uri` of its model initializer.
 
@@ -79,7 +79,7 @@ def _needs(job: JobOutline, given: JobArguments, named: NamedModel) -> JobNeeds:
 
 
 def _expected(job: JobOutline, given: JobArguments, shape: ModelShape, gpus: int) -> Run:
-    """The run that the plan expects: AdamW and DDP, where the arguments name nothing else."""
+    """The run that the plan expects: AdamW and DDP, unless the arguments name others."""
     num_ranks = job.num_nodes * gpus
     dtype = given.dtype if given.dtype not in {None, "auto"} else shape.dtype
     return Run(

@@ -38,9 +38,9 @@ class Curve:
     """A curve in a box.
 
     Args:
-        name: of the metric.
+        name: the name of the metric.
         points: `x,y x,y …`, as the attribute of a polyline.
-        breaks: the x of interruptions.
+        breaks: the x of each interruption.
         lowest: the lowest value.
         highest: the highest value.
         last: the newest value.
@@ -117,7 +117,7 @@ class Mark:
     """An event in a timeline.
 
     Args:
-        x: from 0 to 1000.
+        x: its position, from 0 to 1000.
         kind: one of `LANES`.
         time: RFC 3339 UTC.
         step: its step; None if it has none.
@@ -134,7 +134,7 @@ class Bar:
     """An attempt in a timeline.
 
     Args:
-        x: where it begins, from 0 to 1000.
+        x: the position of its beginning, from 0 to 1000.
         width: how long it is.
         attempt: the attempt.
     """
@@ -149,8 +149,8 @@ class Timeline:
     """The attempts of a job and what happened in them.
 
     Args:
-        begins: RFC 3339 UTC.
-        ends: RFC 3339 UTC.
+        begins: its beginning, RFC 3339 UTC.
+        ends: its end, RFC 3339 UTC.
         bars: the attempts.
         marks: the events, oldest first.
         kinds: the kinds of marks that occur, in the order of `LANES`.
@@ -169,8 +169,8 @@ def timeline_of(
     """The timeline of a job; None before its first attempt.
 
     Args:
-        attempts: of the job.
-        events: of the job.
+        attempts: the attempts of the job.
+        events: the events of the job.
         until_s: when the timeline of a running attempt ends, in seconds since 1970; None for now.
     """
     now_s = clock.wall_s() if until_s is None else until_s

@@ -19,7 +19,7 @@ from safepoint.foundation.units import format_age, format_bytes, format_duration
 from safepoint.presentation.tones import OTHER_WORDS
 
 NOTHING = "—"
-"""What stands for a value that is not known."""
+"""The text for a value that is not known."""
 
 
 def _finalize(value: Any) -> Any:
@@ -71,7 +71,7 @@ def _size(num_bytes: int | None) -> str:
 
 
 def make_environment(package: str) -> jinja2.Environment:
-    """The templates of a package, which may use those of this one.
+    """The templates of a package, which may use the templates of this package.
 
     Args:
         package: its name; its templates are in the folder `templates`.

@@ -27,4 +27,4 @@ OTHER_WORDS: Mapping[JobState, str] = {
     JobState.SUSPENDED: "Paused",
     JobState.PREEMPTED: "Preempted or Suspended",
 }
-"""What OpenShift AI's page of training jobs calls a state, where it has another word."""
+"""The word for a state on OpenShift AI's page of training jobs, if it differs."""

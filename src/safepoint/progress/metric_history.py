@@ -114,7 +114,7 @@ class MetricReader:
     """Reads a file again and again; what was read before is not parsed again.
 
     Args:
-        path: the file; without it there are no points.
+        path: the file. If it does not exist, there are no points.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +124,7 @@ class MetricReader:
         self._points: list[MetricPoint] = []
 
     def read(self) -> list[MetricPoint]:
-        """All points, in the order in which they were written; lines that are no points are left out."""
+        """All points, in the order in which they were written; lines that are not points are left out."""
         with contextlib.suppress(OSError), open_regular(self._path) as file:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino)
@@ -138,10 +138,10 @@ class MetricReader:
 
 
 def read_points(path: Path, *, last_bytes: int | None = None) -> list[MetricPoint]:
-    """The points in the file, in the order in which they were written; lines that are no points are left out.
+    """The points in the file, in the order in which they were written; lines that are not points are left out.
 
     Args:
-        path: the file; without it there are no points.
+        path: the file. If it does not exist, there are no points.
         last_bytes: read only this many bytes at its end. At most 64 MiB are read in any case, because a file in an
             output folder may be of any size.
     """

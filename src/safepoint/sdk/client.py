@@ -227,7 +227,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         return self._with("freeze_job").freeze_job(name, folder=folder, leave_running=leave_running)
 
     def thaw_job(self, name: str) -> TrainJob:
-        """Restore the processes of a job from its newest process image; they go on in the middle of a step.
+        """Restore the processes of a job from its newest process image; they continue in the middle of a step.
 
         If they make no progress, they are ended, and the job continues from its newest checkpoint.
 

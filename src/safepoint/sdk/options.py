@@ -100,7 +100,7 @@ def _as_patch(override: Any) -> dict[str, Any]:
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Two patches merged into one. Where they contradict each other, the second patch is used."""
+    """Two patches merged into one. If they contradict each other, the second patch is used."""
     if isinstance(first, dict) and isinstance(second, dict):
         before, after = cast("dict[str, Any]", first), cast("dict[str, Any]", second)
         return {

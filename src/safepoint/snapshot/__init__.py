@@ -1,6 +1,6 @@
 """Copies of the training state in host memory, and the keeper: the process that writes them to disk (docs/adr/0009).
 
-images         the future bytes of each file, before its tensors are copied; captures a framework's save routine
+images         the bytes that each file will have, before its tensors are copied; captures a framework's save routine
 memory         blocks of shared memory, and how much host memory there is
 staging        copies tensors during the next training step
 keeper_client  a rank's side of the connection to the keeper

@@ -354,7 +354,10 @@ class Checkpointer:
 
 
 class StateImages:
-    """Composes an image (a file's future bytes) for each name at each save. Remembers the layout of each value."""
+    """Composes an image (the bytes that a file will have) for each name at each save.
+
+    It remembers the layout of each value.
+    """
 
     def __init__(self) -> None:
         self._images: dict[str, TorchImages] = {}

@@ -17,13 +17,13 @@ _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _WRONG_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"}
 _WRONG_KEY_WORDS = (
     "the credentials are wrong or have expired",
-    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
+    "check the keys (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN)",
 )
 _NO_PERMISSION_WORDS = (
     "these credentials do not permit it",
     "grant them permission to read, write, list and delete below the location",
 )
-_REDIRECT_HINT = "check the endpoint, AWS_ENDPOINT_URL_S3, and AWS_REGION"
+_REDIRECT_HINT = "check the endpoint and the region (for s3://: AWS_ENDPOINT_URL_S3 and AWS_REGION)"
 _TRANSIENT_CODES = {"RequestTimeout", "SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeTooSkewed"}
 _WRONG_CHECKSUM = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _CERTIFICATE = re.compile(r"certificate|UnknownIssuer|self.signed|tls handshake|CERTIFICATE_VERIFY", re.IGNORECASE)
@@ -32,12 +32,12 @@ _CAUSES = (
     (
         r"dns error|failed to lookup|Name or service not known|nodename nor servname",
         "the host's name is unknown",
-        "check the endpoint, AWS_ENDPOINT_URL_S3",
+        "check the endpoint (for s3://: AWS_ENDPOINT_URL_S3)",
     ),
     (
         r"ConnectError|connect error|refused|unreachable|no route",
         "the server cannot be reached",
-        "check the endpoint, AWS_ENDPOINT_URL_S3, and the network",
+        "check the endpoint (for s3://: AWS_ENDPOINT_URL_S3) and the network",
     ),
     (
         # Not every "timeout", because libraries also show their settings.

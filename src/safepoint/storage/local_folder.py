@@ -33,7 +33,7 @@ _BLOCK_BYTES = 1 << 20
 _MOST_TRIES = 100
 _LOCK_WITHIN_S, _LOCK_AGAIN_S = 10.0, 0.01
 _held: set[Path] = set()
-"""The folders that another process kept locked for the whole time of a wait."""
+"""The folders whose lock another process did not release within `_LOCK_WITHIN_S`."""
 _log = logging.getLogger("safepoint")
 _WORKING = re.compile(r"\.(.+)\.[0-9a-f]{32}\.part")
 
@@ -265,7 +265,7 @@ def _create_working(path: Path) -> Path:
             working.touch(exist_ok=False)
         except FileNotFoundError:
             continue
-        except FileExistsError:  # `mkdir` raises this also if the folder was deleted meanwhile
+        except FileExistsError:  # `mkdir` also raises this error if the folder was deleted meanwhile
             if path.parent.exists() and not path.parent.is_dir():
                 raise
         else:
@@ -275,7 +275,8 @@ def _create_working(path: Path) -> Path:
 
 def _copy(source: OpenFile, target: int, progress: Progress | None) -> None:
     done = 0
-    # One byte more than the size shows that the file has grown. A file may grow faster than it is copied.
+    # Copy at most one byte more than the size. This byte shows that the file has grown, and the copy ends even if the
+    # file grows faster than it is copied.
     while count := os.sendfile(target, source.descriptor, done, min(_CHUNK_BYTES, source.size_bytes + 1 - done)):
         done += count
         if progress is not None:

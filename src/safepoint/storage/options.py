@@ -42,7 +42,7 @@ class StorageOptions:
         access_key_id: the public name of the secret key; None if the keys come from another source
             (`safepoint.storage.s3.credentials`).
         secret_access_key: the secret key. It is in no message and no `repr`.
-        session_token: for temporary credentials.
+        session_token: belongs to keys that are temporary; None for permanent keys.
         ca_bundle: PEM file with the certificates to trust instead of the system's.
         verify_tls: False accepts any certificate.
         request_timeout_s: how long one request may take before it is repeated.
@@ -106,7 +106,7 @@ class StorageOptions:
             context = ssl.create_default_context()
         else:
             try:
-                # Comments in the file may have any encoding. A space takes the place of an empty text, with which the
+                # Comments in the file may have any encoding. A space replaces an empty text, with which the
                 # system's certificates would be trusted.
                 context = ssl.create_default_context(cadata=trusted.decode("ascii", errors="ignore") or " ")
             except ssl.SSLError as error:

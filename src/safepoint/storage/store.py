@@ -95,7 +95,7 @@ class Condition:
     """What must be true of an object for a write to replace or create it.
 
     Args:
-        version: the version that the object must still have; None: there must be no object under the key.
+        version: the version that the object must still have; None if there must be no object under the key.
     """
 
     version: str | None = None
@@ -121,7 +121,7 @@ class Store(Protocol):
     - after a write has returned, every reader sees the new object, and in a folder the object survives a power loss;
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`).
-      It succeeds also when an earlier try, whose answer was lost, has already done the work;
+      It also succeeds if an earlier try, whose answer was lost, has already done the work;
     - content that was changed on its way to the store is sent again, or the write fails; it never counts as written;
     - memory stays bounded whatever the size of an object, except in `read`, which returns all requested bytes;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.

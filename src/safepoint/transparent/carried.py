@@ -1,16 +1,17 @@
-"""Temporary folders of frozen processes, which an image carries along: they may be deleted before the restore.
+"""Temporary folders of frozen processes, which an image contains because they may be deleted before the restore.
 
 Each folder becomes a tar archive beside CRIU's files. Only the contents of the folder are in the archive, and it is
-restored only where nothing is: an archive cannot replace a file.
+restored only where nothing is: an archive cannot replace a file. What another user has made there is refused.
 """
 
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from safepoint.errors import FreezeError, ImageError
+from safepoint.errors import FreezeError, ImageError, printable
+from safepoint.foundation.environment import is_planted
 from safepoint.transparent.images.manifest import MOST_FILE_BYTES
 
 _FOLDER = "safepoint.folder"
@@ -43,32 +44,51 @@ def carry(folders: Iterable[Path], target: Path) -> None:
             )
 
 
-def set_down(source: Path) -> list[Path]:
+def set_down(source: Path, users: Collection[int] = ()) -> list[Path]:
     """Restore the folders that do not exist any more.
 
     Args:
         source: the folder of a part.
+        users: the users of the processes. A folder that exists may belong to them, to this user, or to root.
 
     Returns:
         The folders that were restored.
 
     Raises:
+        FreezeError: another user has made a folder; nothing was restored.
         ImageError: an archive is invalid; nothing of it was restored.
         OSError: a file cannot be written.
     """
     restored: list[Path] = []
-    for path in sorted(source.glob(_NAMES)):
-        try:
-            with tarfile.open(path, "r:") as archive:
-                folder = Path(archive.pax_headers.get(_FOLDER, ""))
-                if not folder.is_absolute() or ".." in folder.parts:
-                    raise ImageError(f"{path.name} names no folder; nothing was restored")
-                if not os.path.lexists(folder):
-                    folder.mkdir(0o700)
-                    restored.append(folder)
-                    archive.extractall(folder, filter="data")
-        except tarfile.TarError as error:
-            for folder in restored:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error
+    try:
+        for path in sorted(source.glob(_NAMES)):
+            _set_down(path, users, restored)
+    except BaseException:
+        for folder in restored:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     return restored
+
+
+def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
+    """Restore a folder, and note in `restored` that it was made."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            folder = Path(archive.pax_headers.get(_FOLDER, ""))
+            if not folder.is_absolute() or ".." in folder.parts:
+                raise ImageError(f"{path.name} names no folder; nothing was restored")
+            is_new = not os.path.lexists(folder)
+            if is_new:
+                folder.mkdir(0o700)
+                restored.append(folder)
+            # Also if it is new: another user may have made the folder above it, and could exchange it.
+            if is_planted(folder, users=users):
+                raise FreezeError(
+                    f"the temporary folder {printable(str(folder))} of the processes, or a folder above it, was made "
+                    "by another user; nothing was restored",
+                    hint="find out who has made it, and delete it; then try again",
+                )
+            if is_new:
+                archive.extractall(folder, filter="data")
+    except tarfile.TarError as error:
+        raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error

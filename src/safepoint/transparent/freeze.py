@@ -1,10 +1,10 @@
 """Freezes process trees into one image, all at the same moment.
 
-The order of the steps: look for everything that is known to fail; stop all processes; dump all trees; let the
-processes run on, or keep them stopped until the image is committed, and end them.
+The order of the steps: look for everything that is known to fail; stop all processes; dump all trees. Then either let
+the processes run on, or keep them stopped, commit the image, and end them.
 
-Promises: either the image is committed, or the processes run on and nothing is left of it, also if Safepoint, CRIU or
-one of the processes is killed.
+Promises: either the image is committed, or the processes run on and nothing is left of the image, even if Safepoint,
+CRIU or one of the processes is killed.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import os
 import platform
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from safepoint.transparent.carried import carry
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.connections import end_repair
 from safepoint.transparent.criu.guard import Guard
-from safepoint.transparent.criu.obstacles import refuse_obstacles
+from safepoint.transparent.criu.obstacles import refuse_connecting, refuse_obstacles
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.stopping import refuse_stopped, stop_trees
+from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
 from safepoint.transparent.criu.trees import held, name_of, processes_of, resident_bytes, send
 from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation, NewImage
@@ -35,6 +35,8 @@ from safepoint.transparent.packages import require_packages
 from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-dump-{}.log"
+_INTERRUPTED_S = 10.0
+"""How long CRIU may go on after Ctrl-C. A process in which CRIU is killed may crash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +69,13 @@ def freeze_trees(
 
     Args:
         criu: the CRIU to use.
-        roots: the root processes; the image has a part for each, in this order. Processes that are connected must
-            all be below one of them.
+        roots: the root processes; the image has a part for each, in this order. If two processes are connected, both
+            must belong to these trees.
         location: where the image will be. It refers to pages of the newest image there, if that is valid.
         is_running_after: whether the processes run on; otherwise they are ended when the image is committed.
         carried: the temporary folders of root processes, which are restored with them.
-        before_end: called when the image is committed, before the processes are ended. If it raises an exception,
-            they run on. Not called if they run on in any case.
+        before_end: called when the image is committed, before the processes are ended. If it raises an exception, the
+            processes run on. It is not called with `is_running_after`.
         progress: called with the number of bytes of pages stored since the last call.
 
     Raises:
@@ -95,9 +97,10 @@ def freeze_trees(
         staging(resident_bytes(everything), image.working) as stage,
         Guard(stage.folder, signal.SIGCONT) as guard,
     ):
-        stopped = stop_trees(roots, stopping=guard.watch)
-        with held(stopped) as processes:
+        with stopped_trees(roots, stopping=guard.watch) as stopped:
+            processes = stopped.values()
             try:
+                refuse_connecting(stopped)
                 dumps = _dump(criu, roots, stage.folder, image, guard)
                 for root, dump in zip(roots, dumps, strict=True):
                     carry((carried or {}).get(root, ()), dump.folder)
@@ -147,14 +150,15 @@ def _refuse_overlap(trees: Mapping[int, Sequence[int]]) -> None:
 
 
 def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard: Guard) -> list[Dump]:
-    """Dump all trees at once. If one fails, wait for the others: they leave everything as it was."""
+    """Dump all trees at once. If a dump fails, wait for the others, because each dump restores its processes."""
+    running: list[int] = []
 
     def dump(number: int, root: int) -> Dump:
         folder = stage / part_name(number)
         log = image.working.parent / LOG_NAME.format(number)
         log.unlink(missing_ok=True)
         program, session = name_of(root), tree_dump.is_outside_led(root)
-        tree_dump.dump(criu, root, folder, log=log, started=guard.started)
+        tree_dump.dump(criu, root, folder, log=log, started=started)
         return Dump(
             folder=folder,
             root_pid=number_inside(root),
@@ -162,7 +166,19 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
             is_in_session_of_other=session,
         )
 
+    def started(pid: int) -> None:
+        running.append(pid)
+        guard.started(pid)
+
     for number in range(len(roots)):
         (stage / part_name(number)).mkdir(0o700)
     with ThreadPoolExecutor(max_workers=len(roots)) as pool:
-        return list(pool.map(dump, range(len(roots)), roots))
+        tasks = [pool.submit(dump, number, root) for number, root in enumerate(roots)]
+        try:
+            return [task.result() for task in tasks]
+        except BaseException as error:
+            if not isinstance(error, Exception):  # such as Ctrl-C: the `with` block would wait for CRIU without end
+                wait(tasks, _INTERRUPTED_S)
+                with held(running) as programs:
+                    send(signal.SIGKILL, programs)
+            raise

@@ -1,7 +1,7 @@
 """Temporary folders for what no other user may read, such as the memory of processes.
 
-Promises: such a folder is deleted at the end of the `with` block; if its process is killed before, the next process
-that makes one in the same place deletes it.
+Promises: such a folder is deleted at the end of the `with` block. If its process is killed before, the next process
+that makes such a folder in the same place deletes it.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from safepoint.foundation.files import delete_tree
+from safepoint.foundation.volumes.mounts import mounted_by_others
 
 _NUM_TRIES = 100
 
@@ -28,9 +29,11 @@ def secret_folder(parent: Path, prefix: str) -> Generator[Path]:
     Raises:
         OSError: the folder cannot be made.
     """
+    real, others = Path(os.path.realpath(parent)), mounted_by_others()
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            _delete_left(path)
+            if real / path.name not in others:  # such a file system may never answer
+                _delete_left(path)
     folder, descriptor = _make(parent, prefix)
     try:
         yield folder

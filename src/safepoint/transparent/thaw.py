@@ -1,10 +1,10 @@
 """Restores the processes of an image, all trees at one moment.
 
 The order of the steps: check the whole image, and the images that it needs; restore all trees up to the point where
-no process runs yet; let all go on.
+no process runs yet; let all of them run.
 
-Promises: CRIU is started only after everything was checked. What CRIU restores from is byte for byte what it had
-written. Either all trees go on or, also if Safepoint or CRIU is killed, none.
+Promises: CRIU is started only after everything was checked, and restores from files that are byte for byte those that
+it had written. Either all trees run or none, even if Safepoint or CRIU is killed.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from safepoint.foundation.files import delete_tree
 from safepoint.transparent.carried import set_down
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.records import users_of
 from safepoint.transparent.criu.tree_dump import Restored, TreeRestore
 from safepoint.transparent.criu.trees import held, processes_of, send
 from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
@@ -25,6 +26,7 @@ from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import Part, part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
 from safepoint.transparent.packages import require_packages
+from safepoint.transparent.planted import refuse_planted_files, refuse_planted_folders
 from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-restore-{}.log"
@@ -75,12 +77,16 @@ def thaw_image(
     ):
         materialise(location, name, stage.folder, progress=progress)
         for number in range(len(manifest.parts)):
-            for folder in set_down(stage.folder / part_name(number)):
+            part = stage.folder / part_name(number)
+            users = users_of(part)
+            for folder in set_down(part, users):
                 undo.callback(delete_tree, folder)
+            refuse_planted_files(part, users)
         with _restored(criu, stage.folder, control, manifest.parts) as restored:
             pids = [pid for one in restored for pid in processes_of(one.pid)]
             for pid in pids:
                 guard.watch(pid)
+            refuse_planted_folders(pids)
             if before_start is not None:
                 before_start(restored)
             guard.then(signal.SIGCONT)

@@ -205,6 +205,19 @@ def test_a_viewer_changes_nothing(home: Path, start: Callable[..., Dashboard]) -
     assert (home / "out" / "tiny" / "checkpoint-10").is_dir()
 
 
+def test_a_viewer_sees_no_actions_at_other_locations(home: Path, dashboard: Dashboard) -> None:
+    """The page of an action names the files of a checkpoint. Viewers see those of jobs, also as JSON."""
+    write_sample(home, RUNNING)
+    output = str(home / "out" / "tiny")
+    for form, path in (({"location": output}, "/checkpoints"), ({}, "/jobs/local/tiny/checkpoints")):
+        answer = dashboard.post(f"{path}/verify", {**form, "checkpoint": "checkpoint-10"})
+        assert answer.status_code == 303
+    pages = [f"/actions/{number}{kind}" for number in (1, 2) for kind in ("", ".json")]
+    assert [dashboard.get(page).status_code for page in pages] == [200, 200, 200, 200]
+    dashboard.visitor(Role.VIEWER)
+    assert [dashboard.get(page).status_code for page in pages] == [404, 404, 200, 200]
+
+
 def test_a_header_counts_only_from_a_configured_proxy(start: Callable[..., Dashboard]) -> None:
     """From any other peer it has no effect; two headers are refused; the users that are named are operators."""
     proxies = networks(["10.1.0.0/16"])

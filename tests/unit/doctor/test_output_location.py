@@ -8,7 +8,9 @@ import pytest
 
 from safepoint.doctor import output_location as module
 from safepoint.doctor.finding import Status
-from safepoint.doctor.output_location import Disk, judge_folder, look_at_folder
+from safepoint.doctor.output_location import Disk, judge_folder, judge_store, look_at_folder
+from safepoint.storage.location import parse_location
+from safepoint.storage.opening import Tried
 
 
 def disk(**changes: object) -> Disk:
@@ -70,3 +72,15 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 def test_the_verdict_names_the_fix(found: Disk | str, state_bytes: int | None, status: Status, word: str) -> None:
     finding = judge_folder(found, Path("/x"), state_bytes)
     assert (finding.status, word in finding.fix) == (status, True)
+
+
+@pytest.mark.parametrize(("location", "is_s3"), [("s3://bucket/run", True), ("gs://bucket/run", False)])
+def test_only_a_store_of_s3_is_reached_with_the_variables_of_aws(
+    location: str, is_s3: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of another store reads its own variables, so those of AWS would mislead."""
+    variables = {"AWS_ENDPOINT_URL_S3": "https://s3.example", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = judge_store(Tried(duration_s=0.1, clock_ahead_s=0.0), parse_location(location)).found
+    assert ("https://s3.example" in found, "AWS_ACCESS_KEY_ID" in found) == (is_s3, is_s3)

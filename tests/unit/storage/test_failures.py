@@ -57,3 +57,20 @@ def test_no_answer(text: str, kind: type[StorageError], word: str) -> None:
     error = from_connection(text, "PUT s3://bucket/key")
     assert isinstance(error, kind)
     assert word in str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        from_status(403, "InvalidAccessKeyId", "PUT gs://bucket/key"),
+        from_status(301, "", "PUT gs://bucket/key"),
+        from_connection("dns error: failed to lookup address", "PUT az://bucket/key"),
+        from_connection("tcp connect error: Connection refused (os error 111)", "PUT az://bucket/key"),
+    ],
+)
+def test_a_hint_says_which_variables_are_only_for_s3(error: StorageError) -> None:
+    """The same hints are for gs:// and az://, which read other variables."""
+    hint = error.hint or ""
+    assert "check" in hint
+    assert "AWS_" in hint.partition("for s3://:")[2]
+    assert "AWS_" not in hint.partition("for s3://:")[0]

@@ -16,8 +16,8 @@ from safepoint.errors import FreezeError, SafepointError, UsageError
 from safepoint.transparent import freeze as freeze_module
 from safepoint.transparent.criu import stopping as stopping_module
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.stopping import refuse_stopped, stop_trees
-from safepoint.transparent.criu.trees import processes_of
+from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
+from safepoint.transparent.criu.trees import processes_of, send
 from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import verify
@@ -225,6 +225,20 @@ def test_if_safepoint_is_killed_while_criu_runs_all_trees_run_on(
     assert trees.location.names() == []
 
 
+def test_an_interrupted_command_does_not_wait_for_a_criu_that_hangs(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives CRIU some seconds, and ends it. Nothing releases this one."""
+    monkeypatch.setenv("STAND_IN_FAULT", "dump 1 wait")
+    call = "from safepoint.transparent import freeze\nfreeze._INTERRUPTED_S = 0.1\n"
+    process = trees.start(f"{call}freeze_trees(criu, roots, location, is_running_after=False)")
+    trees.has_reached("dumped-1")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60 * PATIENCE) != 0
+    wait_for(trees.are_running, "all run")
+    assert trees.location.names() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_if_safepoint_is_killed_after_the_commit_all_trees_run_on(trees: Trees, number: signal.Signals) -> None:
     """The image is whole. It is not known yet whether the caller has recorded the end of the processes."""
@@ -332,8 +346,11 @@ def test_processes_that_do_not_stop_run_on(trees: Trees, monkeypatch: pytest.Mon
     last, is_at_rest = trees.processes[-1], stopping_module._is_at_rest
     monkeypatch.setattr(stopping_module, "_is_at_rest", lambda pid, proc: pid != last and is_at_rest(pid, proc))
     stopping: list[int] = []
-    with pytest.raises(FreezeError, match=rf"process {last} .*did not stop"):
-        stop_trees(trees.roots, stopping=stopping.append, within_s=1.0)
+    with (
+        pytest.raises(FreezeError, match=rf"process {last} .*did not stop"),
+        stopped_trees(trees.roots, stopping=stopping.append, within_s=1.0),
+    ):
+        pass
     wait_for(trees.are_running, "all run")
     assert set(stopping) == set(trees.processes)
 
@@ -344,10 +361,8 @@ def test_a_tree_that_starts_processes_all_the_time_is_stopped(trees: Trees) -> N
     with subprocess.Popen(["/bin/sh", "-c", code], start_new_session=True) as process:
         try:
             for _ in range(20):
-                stopped = stop_trees([process.pid], stopping=lambda _: None)
-                assert {state(pid) for pid in stopped} <= {"T", "Z", "X"}
-                for pid in stopped:
-                    with contextlib.suppress(ProcessLookupError):  # its parent goes on, and waits for it
-                        os.kill(pid, signal.SIGCONT)
+                with stopped_trees([process.pid], stopping=lambda _: None) as stopped:
+                    assert {state(pid) for pid in stopped} <= {"T", "Z", "X"}
+                    send(signal.SIGCONT, stopped.values())
         finally:
             process.kill()

@@ -1,6 +1,6 @@
 """The manifest: one JSON file that describes a checkpoint and names its files. Also the record of one node's part.
 
-Where every node has an output folder of its own, that folder holds a part of the checkpoint (docs/adr/0008). The part
+If every node has an output folder of its own, each folder holds a part of the checkpoint (docs/adr/0008). The part
 has a record in place of the manifest, so that no reader takes it for a complete checkpoint.
 
 Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part. A record with an altered

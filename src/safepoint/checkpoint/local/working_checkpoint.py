@@ -10,7 +10,7 @@ A crash before the commit leaves a working folder, which the next run in the out
 commit leaves a complete checkpoint.
 
 Files that are added after the commit, by a user's callback for example, are not part of the checkpoint until
-`replace_record` has replaced the record with one that names them.
+`replace_record` has written a record (a manifest or the record of a part) that names them.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class WorkingCheckpoint(FolderDestination):
         return RankPart(rank=rank, node=node, files=tuple(entries))
 
     def commit(self, parts: Sequence[RankPart], describe: Describe) -> Manifest:
-        """Commit the sealed parts of all ranks; the first rank calls it, once.
+        """Commit the sealed parts of all ranks. Only the first rank calls this method, and only once.
 
         Raises:
             SaveError: see `merge_parts`; or the files differ from those that the ranks reported.
@@ -164,7 +164,7 @@ def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
 
 
 def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """Replace the record in `folder` with one that also names the added files. This closes a part (`is_open`).
+    """Replace the record in `folder` with one that also names the added files. The record of a part becomes closed.
 
     Args:
         folder: a committed checkpoint, or one node's part of it.

@@ -4,7 +4,7 @@
 remain:
 
 - numpy's arrays and types take a state from the pickle, and do not check it. If a type is larger than its state says,
-  numpy reads and writes outside of the array. So stand-ins take the place of numpy's functions while a pickle is
+  numpy reads and writes outside of the array. So stand-ins replace numpy's functions while a pickle is
   read, and `finish` makes the arrays afterwards.
 - A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
   container would never end. `finish` refuses the container.
@@ -13,10 +13,10 @@ remain:
 - A value may be one that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Or it
   cannot be saved, such as a tensor whose attributes hide its methods. The run would train with this value, and its
   next checkpoints could not be loaded or written. `finish` refuses such values, wherever a pickle can put them.
-- The state of a module may contain an instruction to put its tensors into the place of the module's parameters, which
-  `load_state_dict` follows. The tensors may be expanded or share their memory, and the fused kernels of optimizers do
-  not check that: they would write to other memory of the process. And an optimizer that was made before would train
-  the earlier parameters. `finish` removes this instruction.
+- The state of a module may contain an instruction to replace the module's parameters by its tensors.
+  `load_state_dict` follows this instruction. The tensors may be expanded or share their memory, and the fused kernels
+  of optimizers do not check that: they would write to other memory of the process. And an existing optimizer would
+  continue to train the replaced parameters. `finish` removes this instruction.
 - torch does not check the position in the state of a random number generator, and would read beyond the state.
   `finish` refuses a tensor that is such a state.
 """
@@ -117,7 +117,7 @@ def _is_type_of_numpy(allowed: Any) -> bool:
 
 
 def finish(loaded: Any) -> Any:
-    """Put numpy's arrays and types into the place of their stand-ins.
+    """Replace stand-ins by numpy's arrays and types, and check all values.
 
     Args:
         loaded: what `torch.load` has returned. Its lists, its dictionaries and the attributes in it are changed in
@@ -138,8 +138,8 @@ def finish(loaded: Any) -> Any:
 _PLAIN = {bool, bytes, float, int, str, type(None)}
 _STORAGES: Any = (torch.TypedStorage, torch.UntypedStorage)
 _STORAGE_NAME: Any = torch.serialization.StorageType
-"""The class of the objects that torch returns for a pickled name of a type of storages. torch can save such an
-object, but cannot load it again."""
+"""If a pickle names a type of storages, torch returns an object of this class. torch can save such an object, but
+cannot load it again."""
 _WITHOUT_STATE: Any = (type, FunctionType, ModuleType, enum.Enum, *_STORAGES)
 """Objects whose attributes no pickle sets."""
 
@@ -194,7 +194,8 @@ class _Finisher:
             self._waiting.append(value)
 
     def visit_attributes(self) -> None:
-        """Visit the attributes of all objects. They may refer to each other, and to containers in which they are."""
+        """Visit the attributes of all objects. Objects may refer to each other, and to the containers that hold
+        them."""
         while self._waiting:
             value = self._waiting.pop()
             for name, attribute in list(_attributes_of(value)):
@@ -275,9 +276,9 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 
 
 def _check_attributes(tensor: torch.Tensor) -> None:
-    """Raise ValueError if attributes of a tensor hide those of its class, or if the tensor calls something.
+    """Raise ValueError if attributes of a tensor hide those of its class, or if the tensor has hooks.
 
-    With such a method, the tensor would look different than it is, or could not be saved.
+    Such attributes could report a wrong size or type, or prevent a save.
     """
     kind = cast("Any", type(tensor))
     own = cast("Mapping[str, Any]", vars(tensor))

@@ -249,7 +249,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _fits(value: Any, own: Any) -> bool:
-    """Whether a setting from a checkpoint can take the place of the optimizer's own setting."""
+    """Whether a setting from a checkpoint can replace the optimizer's own setting."""
     if isinstance(value, torch.Tensor):
         is_alike = value.numel() == 1 or (isinstance(own, torch.Tensor) and own.shape == value.shape)
         return is_alike and not value.is_meta and not bool(value.isnan().any())
@@ -271,7 +271,7 @@ def as_float(value: Any, own: Any) -> Any:
 
     Args:
         value: a number, or a list or a tuple of numbers; anything else is returned as it is.
-        own: the script's value in the place of which `value` is used.
+        own: the script's value, which `value` replaces.
     """
     if type(own) is float and type(value) is int:
         return float(value)

@@ -32,7 +32,7 @@ def restricted_load(
         file: the path of the file, or the open file.
         load: `torch.load`.
         also: classes to allow besides torch's own and those of `torch.serialization.add_safe_globals`.
-        options: for `load`.
+        options: further arguments for `load`.
 
     Raises:
         OSError: the file cannot be read.

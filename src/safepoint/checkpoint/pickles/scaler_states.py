@@ -1,7 +1,7 @@
 """Checks the states of gradient scalers that are loaded from a checkpoint which an attacker may have written.
 
 A scaler of torch loads its numbers without a check. With a scale of 0 all weights become NaN, and with an infinite
-scale each step is left out: the training would go on without an error, and each later checkpoint would have its
+scale each step is left out: the training would continue without an error, and each later checkpoint would have its
 result. Numbers of another kind raise an error in a later step.
 """
 

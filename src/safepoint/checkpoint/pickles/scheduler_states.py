@@ -121,7 +121,7 @@ def _inner_fault(scheduler: Any, states: Any) -> str:
 
 
 def _fits(value: Any, own: Any) -> bool:
-    """Whether a value from a checkpoint can take the place of the scheduler's own value."""
+    """Whether a value from a checkpoint can replace the scheduler's own value."""
     if own is None or value is None:
         return True
     if isinstance(own, bool | int | float | torch.Tensor):

@@ -67,7 +67,7 @@ _REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
 
 
 class CheckedUnpickler(restricted.Unpickler):
-    """The unpickler of this module, which takes the place of `torch._weights_only_unpickler.Unpickler`.
+    """The unpickler of this module, which replaces `torch._weights_only_unpickler.Unpickler`.
 
     torch reads an instruction, and then its arguments, with `read`. So `read` can distinguish the two, and checks the
     stack before an instruction is carried out.

@@ -52,7 +52,7 @@ class UploaderPlan:
         num_nodes: see `Uploader`.
         extra_bytes: see `Uploader`.
         passed_over: steps whose checkpoints in the store were found damaged at the start.
-        grace_s: how long to go on uploading the newest checkpoint after the training's process has died.
+        grace_s: how long to continue to upload the newest checkpoint after the training's process has died.
         verbosity: the verbosity of the console.
         events: the job's event stream, which is written in addition to the one in the output folder.
     """

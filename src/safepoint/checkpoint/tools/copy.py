@@ -181,7 +181,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     if left_out:
         _log.warning(
             "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot, settings of "
-            "programs, and modules that Python would import in the place of others are not part of a model",
+            "programs, and modules that Python would import instead of others are not part of a model",
             plural(len(left_out), "file"),
             item.where,
             printable(left_out[0]),

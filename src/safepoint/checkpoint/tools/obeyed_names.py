@@ -2,7 +2,7 @@
 
 A checkpoint may contain files of any name, and someone else may have written it. At the target of an export they
 would belong to this user. There they could become the settings of a program, such as `.git/hooks` or `uv.toml`, or
-modules that Python, when it is started there, imports in the place of its own, such as `json.py` or `torch.py`.
+modules that Python, when it is started there, imports instead of its own, such as `json.py` or `torch.py`.
 
 No file of a model has such a name. The code of a model (`modeling_x.py`) has other names, and runs only if the user
 trusts it.

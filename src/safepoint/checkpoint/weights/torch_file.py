@@ -54,7 +54,7 @@ reader of the pickle has a replacement. It may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
-    """Allow every name: an `Inert`, which takes the place of the named object, does nothing."""
+    """Allow every name: an `Inert`, which replaces the named object, does nothing."""
 
 
 class Inert:

@@ -125,8 +125,9 @@ def verify(
     """Check one checkpoint, or all checkpoints of a location.
 
     The command prints every fault. Without --deep, it compares only the names and sizes of files with the manifest. A
-    checkpoint of another program has no manifest. If LOCATION names one, the command always reads its files, and
-    checks them as far as their formats allow. Exit code 14: a checkpoint is damaged, or there is no checkpoint.
+    checkpoint of another program has no manifest. If LOCATION names such a checkpoint, the command always reads its
+    files, and checks them as far as their formats allow. Exit code 14: a checkpoint is damaged, or there is no
+    checkpoint.
     """
     inventory, name = open_place(location)
     # A folder without a manifest is reported as damaged only if the user names this folder.

@@ -1,7 +1,7 @@
-"""Limits the connections of each session and of programs that are not signed in. Either could use up all connections.
+"""Limits the connections of each session, and of programs that are not signed in, so that none of them uses up all.
 
 A connection belongs to the session of its last request. Connections without a session end after ten seconds. At most
-64 connections of a session, and 64 without one, are open at a time: a further one ends the oldest of the same kind.
+64 connections of a session, and 64 without a session, are open at a time. One more ends the oldest of its kind.
 With TLS, the handshake has the same time limit, and at most 128 handshakes run.
 
 A connection on loopback also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
@@ -48,7 +48,7 @@ class BoundedListener(socket.socket):
         return connected, address
 
     def is_served(self, descriptor: int) -> None:
-        """Note that the server has begun to serve a connection: with TLS, that the handshake is complete."""
+        """Note that the server has begun to serve a connection. With TLS, the handshake is then complete."""
         self._beginning = {one: since_s for one, since_s in self._beginning.items() if one.fileno() != descriptor}
 
 
@@ -78,13 +78,13 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Note the session of the request, before the next request takes its place."""
+        """Note the session of the request, which replaces the session of the request before it."""
         self._session = self.session
         super().on_response_complete()
 
     @property
     def session(self) -> str | None:
-        """The session of the last request of this connection that had one; `Guard` finds it out."""
+        """The session of the connection's last request that had a session; `Guard` sets it."""
         scope: Any = self.scope
         visitor: Any = None if scope is None else scope["state"].get("visitor")
         return self._session if visitor is None else visitor.session
@@ -95,7 +95,7 @@ class BoundedConnection(H11Protocol):
 
 
 def _user_of(transport: asyncio.Transport) -> str:
-    """The user who has opened a connection on loopback; empty for a connection of another machine."""
+    """The user who has opened a connection on loopback; empty for a connection from another machine."""
     client, server = transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
     if not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
         return ""

@@ -1,8 +1,8 @@
 """Checks every request before its route, and adds the headers that protect a page in the browser.
 
-A request needs one of the dashboard's own names as its Host and, except for the exchange of a link and the static
-files, a visitor. A POST needs an operator, the token of the operator's session, and no sign that another site has
-sent it.
+A request needs one of the dashboard's own names as its Host. It also needs the cookie of a visitor, except for the
+exchange of a link and for static files. A POST needs an operator and the token of the operator's session, and is
+refused if another site has sent it.
 """
 
 import logging
@@ -39,7 +39,7 @@ _SECURITY = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # The address of a page may have the token of a link. With `no-referrer`, a form would come without its origin.
+    # The address of a page may contain the token of a link. With `no-referrer`, a form would not state its origin.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -52,7 +52,7 @@ class Guard:
     Args:
         app: the routes. In `scope["state"]` they find `visitor`, `form` (the fields of a POST) and `wants_json`.
         settings: the options of the dashboard.
-        sessions: who may come in.
+        sessions: the links and cookies of visitors.
         cookie: the name of the cookie.
     """
 
@@ -142,7 +142,7 @@ class Guard:
         return next((visitor for visitor in found if visitor is not None), None)
 
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Refuse another name: with DNS rebinding, the page of a stranger could read the dashboard under its own."""
+        """Refuse any other Host: with DNS rebinding, a stranger's page could read the dashboard under its name."""
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1 or _without_port(hosts[0]) not in self._settings.accepted_names:
             raise Refusal(
@@ -162,7 +162,7 @@ class Guard:
 
 
 def _note_json(scope: Scope, state: MutableMapping[str, Any]) -> None:
-    """Whether the request asks for JSON, by its path or by its header; the routes see the path without `.json`."""
+    """Whether the request asks for JSON, by its path or by its header; the routes get the path without `.json`."""
     path: str = scope["path"]
     accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
     state["wants_json"] = accepted.split(b";")[0].split(b",")[0].strip() == b"application/json"
@@ -178,7 +178,7 @@ def _without_port(host: str) -> str:
 
 
 async def _read_form(headers: list[tuple[bytes, bytes]], receive: Receive) -> Mapping[str, str]:
-    """The fields of a form; the last one of each name."""
+    """The fields of a form. If a name occurs several times, the last value counts."""
     kind = next((value for name, value in headers if name == b"content-type"), b"")
     body = b""
     more = True
@@ -205,7 +205,7 @@ def set_cookie(response: Response, *, name: str, value: str, lasts_s: int, is_se
 
 
 def _cookies_of(headers: Sequence[tuple[bytes, bytes]], wanted: str) -> list[str]:
-    """The values of all cookies with a name. Another program at the same address may have set a further one."""
+    """The values of all cookies with a name. Another program at the same address may have set one more."""
     found: list[str] = []
     for name, value in headers:
         if name == b"cookie":

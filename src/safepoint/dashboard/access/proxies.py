@@ -11,7 +11,7 @@ _MOST_CHARACTERS = 256
 
 
 class TwoUsersError(Exception):
-    """The header is there twice: one of the two was not written by the proxy."""
+    """The request has the header twice, so the proxy did not write one of the two."""
 
 
 def proxied_visitor(
@@ -19,13 +19,13 @@ def proxied_visitor(
 ) -> Visitor | None:
     """The visitor that a trusted proxy names.
 
-    None if no proxy is trusted, if the request comes from elsewhere, or if it names no user: the header then has no
+    None if no proxy is trusted, if the request does not come from one, or if it names no user. Then the header has no
     effect.
 
     Args:
         settings: the options of the dashboard.
         client: address and port of the peer.
-        headers: of the request, with names in lower case.
+        headers: the headers of the request, with names in lower case.
 
     Raises:
         TwoUsersError: a trusted proxy has sent the header twice.

@@ -1,12 +1,12 @@
-"""Who uses the dashboard: one-time links, and the signed cookies that they are exchanged for.
+"""Who uses the dashboard: one-time links, and the signed cookies for which they are exchanged.
 
 Promises: a link is accepted once. Links are kept as digests, and in memory only. A cookie states a role, a session
 and its end, and is signed with a key in the user's state folder, so that it stays valid when the dashboard is started
 again. Deleting the key ends all sessions.
 
-A browser sends the cookie to each program that listens at the same address, whatever its port. On loopback this may
-be a program of another user, or one that took the port when the dashboard ended. So a cookie that was given to a user
-of this machine is valid only in connections that this user has opened.
+A browser sends the cookie to each program that listens at the same address, whatever its port. On loopback, such a
+program may belong to another user, or may have taken the port after the dashboard has ended. So a cookie that was
+given to a user of this machine is valid only in connections that this user has opened.
 """
 
 import base64
@@ -43,7 +43,7 @@ class Visitor:
 
     Args:
         session: identifies it; not secret by itself.
-        role: what it may do.
+        role: what the visitor may do.
         name: the user that a proxy has named; empty for a session that began with a link.
     """
 
@@ -62,7 +62,7 @@ class Sessions:
 
     Args:
         key: signs the cookies; 32 bytes.
-        is_read_only: whether every visitor is a viewer, also one whose cookie states another role.
+        is_read_only: whether every visitor is a viewer, even if the cookie states another role.
     """
 
     def __init__(self, key: bytes, *, is_read_only: bool) -> None:
@@ -91,13 +91,13 @@ class Sessions:
 
         Args:
             visitor: the session.
-            user: who has opened the connection, see `connections`; empty for a connection that does not show it.
+            user: who has opened the connection, see `connections`; empty if this is not known.
         """
         text = f"{_VERSION}.{visitor.role}.{visitor.session}.{int(clock.wall_s()) + LASTS_S}"
         return f"{text}.{self._sign('cookie', f'{text} {user}')}"
 
     def visitor_of(self, cookie: str, user: str = "") -> Visitor | None:
-        """The session of a cookie; None if the cookie is not valid any more, or is not one of this dashboard.
+        """The session of a cookie; None if the cookie has expired, or is not from this dashboard.
 
         Args:
             cookie: the value of the cookie.
@@ -113,11 +113,11 @@ class Sessions:
         return Visitor(session=session, role=self._allowed(Role(role)))
 
     def form_token(self, visitor: Visitor) -> str:
-        """The token that forms of this session carry, so that another site cannot send them."""
+        """The token in the forms of this session, which another site does not have."""
         return self._sign("form", f"{visitor.session} {visitor.name}")
 
     def is_form_token(self, visitor: Visitor, token: str) -> bool:
-        """Whether a form carries the token of this session."""
+        """Whether a form has the token of this session."""
         return hmac.compare_digest(token.encode(), self.form_token(visitor).encode())
 
     def _allowed(self, role: Role) -> Role:

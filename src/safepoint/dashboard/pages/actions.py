@@ -1,4 +1,4 @@
-"""What an action on a job means, before it is done; the action itself; and what became of it, with the receipt."""
+"""The pages of an action on a job: what it would do, the action itself, and its result with the receipt."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from starlette.routing import Route
 from safepoint.answers.consequence import Action, consequence_of
 from safepoint.answers.job_documents import document_of
 from safepoint.answers.receipts import facts_of, receipt_of
-from safepoint.dashboard.pages.context import actor_of, context_of, in_thread
+from safepoint.dashboard.pages.context import actor_of, context_of, in_thread, visitor_of
 from safepoint.dashboard.pages.job import place_and_name
 from safepoint.dashboard.reading.places import ListedJob
 from safepoint.dashboard.rendering import Refusal, respond
@@ -77,7 +77,7 @@ async def act(request: Request) -> Response:
 
 
 def _doing(action: Action, form: Mapping[str, str], name: str) -> Callable[[JobPlace[Any]], Outcome]:
-    """The function that does it.
+    """The function that carries out the action.
 
     Raises:
         Refusal: the form is not valid; nothing was done.
@@ -177,9 +177,10 @@ def _document(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
 
 
 async def work(request: Request) -> Response:
-    """What became of an action."""
+    """The result of an action."""
     found = context_of(request).works.get(request.path_params["number"])
-    if found is None:
+    # A viewer may see checkpoints only in the locations of jobs, and so also what was done with them.
+    if found is None or not (visitor_of(request).is_operator or found.back.startswith("/jobs/")):
         raise NotFoundError("this dashboard knows no such action", hint="it was started again since; see the job")
     return respond(request, "work.html", found.to_document(), work=found)
 

@@ -76,7 +76,7 @@ async def read_in_pod(request: Request) -> Response:
 
 
 def last_read_in_pod(request: Request, back: str) -> Work | None:
-    """The last action that has read the checkpoints of a page in a pod; None if there is none."""
+    """The last action that has read the checkpoints of this page in a pod; None if there is none."""
     found = [work for work in context_of(request).works.done(back) if work.title == _READ_IN_POD]
     return next((work for work in reversed(found) if work.outcome is not None), None)
 

@@ -36,7 +36,7 @@ from safepoint.storage.location import parse_location
 
 
 async def of_job(request: Request) -> Response:
-    """Those of a job; as JSON, what `safepoint checkpoints list --json` prints."""
+    """The checkpoints of a job; as JSON, what `safepoint checkpoints list --json` prints."""
     reader, name = place_and_name(request)
     base = back_of_job(reader.key, name)
 
@@ -67,7 +67,7 @@ async def of_job(request: Request) -> Response:
 
 
 async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, error: OnlyInPodsError) -> Response:
-    """The checkpoints that only a pod can read, as the last pod has read them; without one, a button to start it."""
+    """The checkpoints that only a pod can read, as the last pod has read them; at first, a button to start a pod."""
     base = back_of_job(reader.key, name)
     read = last_read_in_pod(request, base)
     if read is None and request.state.wants_json:
@@ -88,7 +88,7 @@ async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, 
 
 
 async def of_location(request: Request) -> Response:
-    """Those of the location in the query; without one, a form to type it."""
+    """The checkpoints of the location in the query; without a location, a form for it."""
     location = request.query_params.get("location", "").strip()[:LONGEST]
     if not location:
         return _page(request, [])
@@ -135,8 +135,8 @@ def _page(
         job: the name of the job; empty for a location without a job.
         base: the page of the job.
         failure: why they cannot be read; may be empty.
-        status: of HTTP.
-        can_resume: whether the job can be resumed from an older one.
+        status: the HTTP status.
+        can_resume: whether the job can be resumed from an older checkpoint.
         on: the option that names the cluster in a command.
         read: for checkpoints that only a pod can read: when a pod has read them, or `never`.
     """

@@ -30,7 +30,8 @@ class Context:
         sessions: the links and cookies.
         cookie: the name of the cookie.
         link_used: called with the role of a link that was used.
-        outputs: held while the output of a job is read, which may take long. It leaves threads for other pages.
+        outputs: limits how many outputs of jobs are read at a time. A read may take long, and other pages need
+            threads.
     """
 
     settings: DashboardSettings
@@ -60,7 +61,7 @@ def actor_of(request: Request) -> str:
 
 
 async def in_thread(task: Callable[[], _T]) -> _T:
-    """Run what reads files or waits for a server, so that other requests are answered meanwhile.
+    """Run what reads files or waits for a server on a thread, so that other requests are answered meanwhile.
 
     Raises:
         StorageError: a file cannot be read.

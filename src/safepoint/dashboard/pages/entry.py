@@ -18,12 +18,12 @@ _USED = Refusal(
 
 
 async def start(request: Request) -> Response:
-    """`/` leads to the jobs."""
+    """Redirect `/` to the jobs."""
     return RedirectResponse("/jobs", status_code=303)
 
 
 async def enter(request: Request) -> Response:
-    """Exchange a link. The page leads to the jobs by itself; see ADR 28 for why this is no redirect."""
+    """Exchange a link. The page opens the jobs by itself; ADR 28 says why this is no redirect."""
     context = context_of(request)
     visitor = None
     if request.method == "GET":  # programs that look at a link first, such as those of mail servers, send HEAD

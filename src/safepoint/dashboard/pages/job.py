@@ -112,11 +112,11 @@ async def logs(request: Request) -> Response:
 
 
 def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> list[LogLine]:
-    """The last lines that contain the query, in any case of letters."""
+    """The last lines that contain the query, in upper or lower case."""
     wanted = query.lower()
-    # A connection of its own: an output may be long, and the thread of the place must not wait for it.
+    # Use a connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
-        # A search reads everything; without one, the end of a long output is enough.
+        # A search reads everything. Without a search, the end of a long output is enough.
         found = jobs.logs(name, rank=rank, last_bytes=None if query else _TAIL_BYTES)
         lines = (line for line in found if wanted in line.text.lower())
         # Whole lines are not kept: on a cluster they may have 1 MiB.

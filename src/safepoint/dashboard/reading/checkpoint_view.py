@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 _MOST_SIZE = 4096
-"""The largest number of ranks that is considered."""
+"""`_sizes` returns no larger number of ranks."""
 _CLOCK_S = 1.0
-"""How much the clocks of two processes may differ."""
+"""The assumed largest difference between the clocks of two processes, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class CheckpointRow:
     Args:
         item: the checkpoint.
         state: such as `complete` or `damaged`.
-        is_in_use: whether a process reads it.
+        is_in_use: whether a process reads the checkpoint.
         world_size: with how many ranks it was saved; None if its manifest was not read.
-        sizes: on how many ranks a run can resume from it with the same batch of each rank and as many samples in each
-            step, smallest first; empty if its manifest was not read.
-        check: when all its files were last read and found good, as far as it is known; None if it is not.
+        sizes: numbers of ranks on which a run can resume from it, smallest first. With these numbers, neither the
+            batch of a rank nor the number of samples in a step changes. Empty if its manifest was not read.
+        check: the last check that read all its files, and found them good; None if no such check is known.
         kept_by: why retention keeps it, as phrases; empty if no policy keeps it, or if the policies are not known.
-        also_in: where a further copy of it is, on this machine; empty if there is none.
+        also_in: the path of a further copy on this machine; empty if there is none.
     """
 
     item: Item
@@ -99,7 +99,7 @@ def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
 
 
 def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
-    """The checkpoints that a pod has listed, newest first. Those of a later release than this one are left out."""
+    """The checkpoints that a pod has listed, newest first. Those that a later release has written are left out."""
     rows: list[CheckpointRow] = []
     for document in documents:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -109,9 +109,7 @@ def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
 
 
 def _item_in(document: Mapping[str, Any]) -> Item:
-    """The checkpoint that a document of `document_of` describes, as far as the document does.
-
-    Its run and its metrics are not known.
+    """The checkpoint that a document of `document_of` describes. The document has neither its run nor its metrics.
 
     Raises:
         ValueError: a kind or a trigger is not known, as in a document of a later release.
@@ -159,9 +157,9 @@ def rows_of(
 
     Args:
         inventory: the checkpoints.
-        settings: of the run that writes them; None if they are not known.
+        settings: the settings of the run that writes the checkpoints; None if they are not known.
         checks: the last check of each checkpoint, by its name.
-        local: for an object store: the folder of this machine in which the run keeps its newest checkpoints, too.
+        local: for an object store: the folder of this machine in which the run also keeps its newest checkpoints.
     """
     items = inventory.items()
     in_use = {item.name for item in items if inventory.is_in_use(item)}
@@ -216,7 +214,7 @@ def checks_in(events: Iterable[JobEvent]) -> dict[str, Check]:
 def reasons_to_keep(
     items: Sequence[Item], in_use: Collection[str], settings: RunSettings
 ) -> dict[str, tuple[str, ...]]:
-    """Why the retention of a run keeps each checkpoint, by its name; nothing for one that no policy keeps."""
+    """The name of each checkpoint → why the retention of a run keeps it; empty if no policy keeps it."""
     texts = [text.strip() for text in (settings.keep or "").split(",") if text.strip()]
     if settings.save_total_limit is not None:
         texts.append(f"newest={settings.save_total_limit}")
@@ -239,7 +237,7 @@ def reasons_to_keep(
 
 
 def _manifest(inventory: Inventory, item: Item) -> Manifest | None:
-    if not item.is_complete or inventory.folder is None:  # in a store each manifest is a request
+    if not item.is_complete or inventory.folder is None:  # in a store, each manifest would need a request
         return None
     try:
         return inventory.read_manifest(item)

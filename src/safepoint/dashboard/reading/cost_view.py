@@ -22,16 +22,16 @@ class JobCost:
 
     Args:
         listed: the job.
-        unit: what its slots are: `GPU`, `CPU`, or `rank` for a job on a cluster, whose devices are not known.
-        num_slots: its slots.
-        held_s: for how long it has held them.
-        lost_s: work that was done again.
-        down_s: from interruptions until it trained again, while it held its slots.
-        saved_s: work that it did not lose, compared with a save in each hour and none on SIGTERM.
-        waited_s: for how long it waited for its machines.
+        unit: the kind of its slots: `GPU`, `CPU`, or `rank` for a job on a cluster whose devices are not known.
+        num_slots: the number of its slots.
+        held_s: how long it has held its slots.
+        lost_s: the time of work that had to be done again.
+        down_s: the time from interruptions until it trained again, while it held its slots.
+        saved_s: the time that it would have lost in addition with one save per hour and no save on SIGTERM.
+        waited_s: how long it waited for its machines.
         num_interruptions: how often it was interrupted.
-        price: of an hour of one slot; 0 if it is not known.
-        document: what `safepoint plan cost --for` prints, for a price of an hour of all its slots.
+        price: the price of one slot for an hour; 0 if it is not known.
+        document: what `safepoint plan cost --for` prints, with the price of all its slots for an hour.
     """
 
     listed: ListedJob
@@ -52,7 +52,7 @@ def read_costs(places: Places, *, price_of: Callable[[str], float]) -> list[JobC
 
     Args:
         places: where the jobs are.
-        price_of: gives the price of an hour of one slot, by what the slot is; 0 if it is not known.
+        price_of: returns the price of one slot for an hour, for a kind of slot; 0 if it is not known.
     """
     found: list[JobCost] = []
     for reader in places.readers.values():

@@ -48,11 +48,11 @@ class Choice:
     """What a visitor has chosen to see.
 
     Args:
-        query: words; each is in the name, the command, the state or the place of a job that is shown.
+        query: words. A job is shown if each word is in its name, command, state or place.
         group: the states.
         place: the key of a place; empty for all.
         order: how the jobs are sorted.
-        page: from 1.
+        page: the number of the page, from 1.
     """
 
     query: str = ""
@@ -63,7 +63,7 @@ class Choice:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> "Choice":
-        """The choice in the query of a request. A value that is not valid counts as not given."""
+        """The choice in the query of a request. Invalid values are ignored."""
         page = parameters.get("page", "1")
         return cls(
             query=parameters.get("q", "")[:_LONGEST_QUERY].strip(),
@@ -81,9 +81,9 @@ class JobList:
     Args:
         rows: the jobs, each with the reader of its place.
         num_found: how many jobs match, on all pages.
-        num_pages: how many pages they take; at least 1.
+        num_pages: how many pages these jobs take; at least 1.
         counts: for each group, how many jobs match the query and the place.
-        failures: for each place that cannot be read, its title and why.
+        failures: for each place that cannot be read, its title and the reason.
         is_empty: whether there is no job at all.
     """
 
@@ -96,7 +96,7 @@ class JobList:
 
 
 def read_list(places: Places, choice: Choice, *, page_size: int | None = PAGE_SIZE) -> JobList:
-    """The jobs that a visitor has chosen; with `page_size` None, those of all pages."""
+    """The jobs that a visitor has chosen. If `page_size` is None, one page has all of them."""
     failures: list[tuple[str, str]] = []
     everything: list[tuple[PlaceReader, ListedJob]] = []
     for reader in places.readers.values():

@@ -52,21 +52,21 @@ class JobView:
 
     Args:
         listed: the job.
-        progress: its last report; on a cluster to which pods cannot report, what its output says.
-        details: what only `status` and this page say, such as the last lines of a failed job; see `details_of`.
+        progress: its last report. On a cluster to which pods cannot report, it is read from the job's output.
+        details: what only `status` and this page show, such as the last lines of a failed job; see `details_of`.
         output: its output location; None if it is unknown.
         attempts: oldest first.
         events: oldest first.
         sentence: what it is doing, and why.
         risk: a warning if a save may not fit into the grace period; None if it fits, or if that is not known.
-        timeline: None before the first attempt.
-        curves: of its metrics, the most important ones first.
-        ranks: of the newest attempt, as far as it has reported them.
-        pods: those that train, of a job on a cluster.
-        actions: those that it accepts now.
-        settings: the options of its run that are not the default, by name: the value, and where it was set; empty if
-            this is not known.
-        commands: what each command does, and the command.
+        timeline: its attempts over time; None before the first attempt.
+        curves: the curves of its metrics, the most important ones first.
+        ranks: the ranks that the newest attempt has reported.
+        pods: for a job on a cluster, the pods that train.
+        actions: the actions that it accepts now.
+        settings: the options of its run that differ from the defaults: name → the value, and where it was set; empty
+            if they are not known.
+        commands: commands for this job, each with what it does.
     """
 
     listed: ListedJob
@@ -129,7 +129,7 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
 def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:
     """The metrics of a job as columns of numbers; null where a metric was not reported.
 
-    The names are those that the page shows: its script compares them.
+    The names are those on the page, because the script of the page compares them.
     """
     attempts: dict[int, int] = {}
     for point in points:
@@ -149,7 +149,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _verified_s(events: Sequence[JobEvent], progress: Progress | None) -> float | None:
-    """How long the resume at which the newest start began took to verify its checkpoint, in seconds."""
+    """How long the newest start took to verify its checkpoint, in seconds."""
     if progress is None or progress.resumed_step is None:
         return None
     for event in reversed(events):
@@ -175,7 +175,7 @@ def _with_memory(job: Job, rank: RankFacts) -> RankFacts:
 
 
 def _rank(record: Any) -> RankFacts | None:
-    """A rank in an event; None if it is not one, because any program may have written the event."""
+    """The rank in an event; None if the value is not valid, because any program may have written the event."""
     if not isinstance(record, Mapping):
         return None
     facts = cast("Mapping[str, Any]", record)

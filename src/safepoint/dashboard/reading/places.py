@@ -1,7 +1,7 @@
 """The jobs of all places, read on one thread for each place, and read again only when something has changed.
 
-Promises: a value that was read is frozen. A place that cannot be reached has a message instead of jobs, and delays no
-other place. While no page is open, nothing is read.
+Promises: the values are frozen. A place that cannot be reached has a message instead of jobs, and does not delay
+other places. While no page is open, nothing is read.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from safepoint.progress.metric_history import MetricPoint, MetricReader, current
 from safepoint.progress.record import Progress
 
 OpenJobs = Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]
-"""Opens the jobs of a place for an actor, who is named in the events of the changes."""
+"""Opens the jobs of a place. The argument is the user whom the events of changes name."""
 _READER = "dashboard"
 _FRESH_S = 0.2
 """How old a list of this machine may be when a page shows it."""
 _FRESH_ON_CLUSTER_S = 3.0
 _OLDEST_ON_CLUSTER_S = 15.0
-"""How old a list of a cluster may be while a newer one is read: a page does not wait for it."""
+"""If the list of a cluster is not older than this, a page does not wait for a newer one."""
 _BUSY_SHARE = 4
-"""A list is read again after this many times the time that reading it took."""
+"""After a list took t seconds to read, it is read again after this many times t."""
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
 _MOST_OBSERVED = 4096
@@ -55,7 +55,7 @@ class ListedJob:
         place: the key of its place.
         job: the job.
         progress: its last report.
-        attention: what about it needs attention.
+        attention: why it needs attention.
         mark: changes when the job or its reports change.
     """
 
@@ -78,7 +78,7 @@ class PlaceJobs:
     Args:
         jobs: by name, oldest first.
         failure: why the place could not be read; empty if it was.
-        read_s: when it was read, on the clock that never goes back.
+        read_s: when it was read, on the monotonic clock.
     """
 
     jobs: Mapping[str, ListedJob] = field(default_factory=dict[str, ListedJob])
@@ -111,7 +111,7 @@ class PlaceReader:
         self._losses: dict[str, tuple[object, tuple[float, ...]]] = {}
         self._observed: dict[str, list[MetricPoint]] = {}
         self.histories: dict[str, tuple[object, tuple[list[AttemptRecord], JobHistory]]] = {}
-        """What the page of costs has read of each job."""
+        """What the page of costs has read, for each job."""
         self._events: dict[str, tuple[object, tuple[JobEvent, ...]]] = {}
         self._readers: dict[str, MetricReader] = {}
         self._attention_s = float("-inf")
@@ -141,7 +141,7 @@ class PlaceReader:
         return _FRESH_S if self.is_local else _FRESH_ON_CLUSTER_S
 
     def expire(self) -> None:
-        """Have the jobs read before the next page, because an action has changed one."""
+        """Read the jobs again before the next page, because an action has changed a job."""
         self._is_expired = True
 
     def job(self, name: str) -> ListedJob:
@@ -164,7 +164,7 @@ class PlaceReader:
         return job
 
     def call(self, ask: Callable[[JobPlace[Any]], _T]) -> _T:
-        """Ask the place something that takes no longer than a read.
+        """Call a function with the jobs of the place. It must not take longer than a read.
 
         Raises:
             SafepointError: the place cannot be read, or does not answer in time.
@@ -172,7 +172,7 @@ class PlaceReader:
         return self._on_thread(lambda: ask(self._opened()))
 
     def losses(self, listed: ListedJob) -> tuple[float, ...]:
-        """The newest losses of a job, oldest first, for a small curve."""
+        """The latest losses of a job, oldest first, for a small curve."""
         before = self._losses.get(listed.job.name)
         if before is None or before[0] != listed.mark:
             points = self.points(listed, last_bytes=_SPARKLINE_BYTES)
@@ -181,7 +181,7 @@ class PlaceReader:
         return before[1]
 
     def points(self, listed: ListedJob, *, last_bytes: int | None = None) -> list[MetricPoint]:
-        """The metrics of a job over its steps. On a cluster: those that this process has seen."""
+        """The metrics of a job over its steps. For a job on a cluster, only those that this process has seen."""
         name = listed.job.name
         if not self.is_local:  # a page need not wait until the thread has read the cluster
             return current_points([*self._observed.get(name, ())])
@@ -215,11 +215,11 @@ class PlaceReader:
 
     @property
     def title(self) -> str:
-        """The place, for a person."""
+        """The name of the place, for people."""
         return "this machine" if self.is_local else self.name
 
     def close(self) -> None:
-        """End the thread; a request that runs is not waited for."""
+        """End the thread, without waiting for a running request."""
         self._thread.submit(self._exit.close)
         self._thread.shutdown(wait=False)
 
@@ -269,7 +269,7 @@ class PlaceReader:
             self._now, self._live = PlaceJobs(failure=str(error), read_s=now_s), []
 
     def _forget_all_but(self, found: Mapping[str, ListedJob]) -> None:
-        """Forget what was read of jobs that do not exist any more."""
+        """Delete what was read of jobs that no longer exist."""
         kept: tuple[dict[str, Any], ...] = (self._losses, self._observed, self.histories)
         for known in kept:
             for name in [name for name in list(known) if name not in found]:
@@ -285,7 +285,7 @@ class PlaceReader:
         return True
 
     def _has_news(self, jobs: LocalJobs) -> bool:
-        """Whether a rank has reported something, or time may have made a job need attention. Only ranks report."""
+        """Whether a rank has reported something, or a job may need attention because time has passed."""
         return self._is_new_time or any(jobs.report_mark(one.job.name) != one.mark for one in self._live)
 
     @property

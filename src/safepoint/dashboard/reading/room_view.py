@@ -14,7 +14,7 @@ from safepoint.progress.record import SpaceRecord
 from safepoint.storage.location import parse_location
 
 _LOOK_S = 0.5
-"""Folders that are not read by then, such as those of a server that does not answer, are shown without their room."""
+"""Folders that are not read within this time, because a server does not answer, are shown without sizes."""
 _MOST_FOLDERS = 100
 
 
@@ -24,14 +24,14 @@ class PlaceRoom:
 
     Args:
         location: the folder or the address of the object store.
-        jobs: the jobs that write there, as place and name, newest first.
+        jobs: the place and the name of each job that writes there, newest first.
         free_bytes: how much may still be written; None for an object store, and if it is not known.
         used_share: how full the disk is, from 0 to 1; None if it is not known.
         save_bytes: the size of the newest checkpoint; None if it is not known.
-        saves_left: how many saves still fit; None if there is no end, or it is not known.
-        remaining_s: seconds until a save does not fit; None if there is no end, or it is not known.
+        saves_left: how many more saves fit; None if the number is unlimited or not known.
+        remaining_s: seconds until a save does not fit; None if every save fits, or if the time is not known.
         is_low: whether a launcher has warned.
-        is_here: whether this machine can read the location; otherwise only the cluster of the jobs can.
+        is_here: whether this machine can read the location. If not, only the cluster of the jobs can.
     """
 
     location: str
@@ -122,9 +122,9 @@ def _room(
 
 
 def _record(jobs: list[ListedJob]) -> SpaceRecord | None:
-    """What the launcher of a running job has forecast for the output folder.
+    """The forecast of a running job's launcher for the output folder.
 
-    The pods of a cluster post only the forecast, without the path, of the folder that will be full first.
+    Pods of a cluster post only one forecast, for the folder that will be full first, and without its path.
     """
     for one in reversed(jobs):
         if one.progress is not None and one.job.state.holds_slots:
@@ -135,7 +135,7 @@ def _record(jobs: list[ListedJob]) -> SpaceRecord | None:
 
 
 def _measured(locations: list[str]) -> dict[str, tuple[Room | None, float | None]]:
-    """The room of folders, and how full their disks are; without those that could not be read in time."""
+    """The free space of folders, and how full their disks are. Folders that were not read in time are left out."""
     found: dict[str, tuple[Room | None, float | None]] = {}
 
     def measure() -> None:

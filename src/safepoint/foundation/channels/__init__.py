@@ -1,2 +1,2 @@
-"""How processes of one machine talk: frames with descriptors over a Unix socket, dataclasses as JSON in them, and
-which user has opened a TCP socket."""
+"""Messages between processes of one machine: frames with descriptors over a Unix socket, and dataclasses as JSON in
+them. Also finds the user who has opened a TCP socket."""

@@ -61,7 +61,7 @@ def decode(record: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
     """The dataclass from which `encode` made `record`.
 
     Args:
-        record: from `parse`.
+        record: the result of `parse`.
         kinds: the classes that are allowed, by name.
 
     Raises:

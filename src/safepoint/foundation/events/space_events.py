@@ -1,4 +1,4 @@
-"""What a run finds out about the free space for checkpoints, and does about it, as records (docs/progress.md)."""
+"""Events about the free space for checkpoints, as records (docs/progress.md)."""
 
 from safepoint.foundation.events.stream import Event
 from safepoint.foundation.units import format_bytes, format_duration, plural

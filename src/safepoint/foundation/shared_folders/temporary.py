@@ -120,7 +120,7 @@ def possible_parents() -> set[Path]:
 
 
 def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
-    """Whether another user can put something else in the place of what this user creates in `folder`.
+    """Whether another user can replace what this user creates in `folder`.
 
     Args:
         folder: the folder. The folders above it are checked too.

@@ -1,6 +1,6 @@
 """The mounts of this machine, as the kernel lists them in /proc/self/mountinfo.
 
-Where FUSE is set up, every user can mount a file system of their own, in a folder of any name. Such a file system may
+If FUSE is set up, every user can mount a file system of their own, in a folder of any name. Such a file system may
 state any owner for its files, and may hide them from other users or never answer.
 """
 

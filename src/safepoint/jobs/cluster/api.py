@@ -59,7 +59,7 @@ class ClusterApi:
 
     Args:
         connection: the cluster, the namespace and the identity.
-        within_s: for how long a request is repeated while the server is busy or out of reach.
+        within_s: how long a request is repeated while the server is busy or out of reach.
     """
 
     def __init__(self, connection: Connection, *, within_s: float = WITHIN_S) -> None:
@@ -157,7 +157,9 @@ class ClusterApi:
         marker, num_expired, until_s = "", 0, clock.monotonic_s() + _LIST_S
         while len(found) <= _MOST_OBJECTS:
             if clock.monotonic_s() > until_s:  # empty pages would never reach the limit of objects
-                raise TransientError(f"the list of {kind} of {self.connection.name} took more than {_LIST_S:g} s")
+                raise TransientError(
+                    f"the list of {kind} of {self.connection.name} took more than {_LIST_S:g} s; nothing was done"
+                )
             given: dict[str, str] = {
                 "limit": str(_PAGE),
                 "labelSelector": labels,
@@ -228,7 +230,7 @@ class ClusterApi:
             self._client.request("DELETE", self._path(kind, name), body=body)
 
     def may(self, verb: str, kind: str, *, subresource: str = "") -> bool:
-        """Whether this identity may do `verb` with objects of a kind in the namespace. See `group_of`."""
+        """Whether this identity may do `verb` with objects of a kind (see `group_of`) in the namespace."""
         attributes = {
             "namespace": None if kind in _OF_CLUSTER else self.namespace,
             "verb": verb,
@@ -315,7 +317,7 @@ class ClusterApi:
     def read_once(self, path: str) -> Object:
         """The document at a path of the API server. The request is not repeated if it fails.
 
-        This is for servers of further APIs, which may be out of reach for as long as the cluster exists.
+        Use this method for APIs that another server of the cluster provides. Such a server may never be reachable.
         """
         data = bytearray()
         with self._client.lines(path, {}, read_s=REQUEST_S) as lines:
@@ -378,8 +380,9 @@ class ClusterApi:
             follow: wait for more lines until the container has ended.
             previous: return the lines from before the container's last restart.
             tail: return only this number of lines, from the end.
-            since: if not None, each line begins with the time at which it was written (RFC 3339) and a space. If not
-                empty, it is such a time: lines from before the second of this time are left out.
+            since: a time (RFC 3339): lines from before the second of this time are left out. Each line then begins
+                with the time at which it was written, and a space. An empty text adds the times to all lines. None
+                returns the lines without times.
 
         Raises:
             NotFoundError: there is no such pod.
@@ -404,7 +407,7 @@ class ClusterApi:
             pod: the name of the pod.
             container: one of its containers.
             command: the program and its arguments.
-            headers: the headers that ask the server to change from HTTP to WebSocket.
+            headers: the headers that request the change from HTTP to WebSocket.
 
         Raises:
             AccessDeniedError: you may not run programs in pods.

@@ -31,7 +31,8 @@ _MOST_SENTENCES, _MOST_LETTERS = 8, 1000
 def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | None:
     """The bytes of a size limit that a user has written; None for `none`.
 
-    Without an object store there is no such folder, and a warning: the option may be a default of the place.
+    Without an object store there is no such folder. Then a warning is logged, and no error is raised, because the
+    option may be a default of the place.
 
     Args:
         option: what the user has set.

@@ -37,7 +37,7 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
     Args:
         job: the job.
         output: the location of its checkpoints.
-        step: of the checkpoint.
+        step: the step of the checkpoint.
 
     Raises:
         NotFoundError: the job has no checkpoint of this step.
@@ -77,7 +77,7 @@ def spec_for(job: JobRecord, output: str | None, step: int | None) -> tuple[JobS
     Args:
         job: the job.
         output: the location of its checkpoints.
-        step: of the checkpoint from which it resumes; None for the newest one.
+        step: the step of the checkpoint from which it resumes; None for the newest one.
 
     Raises:
         SafepointError: see `choice_of`.

@@ -14,9 +14,9 @@ class Family(NamedTuple):
     """A family of models.
 
     Args:
-        tensors: the parameters, from the fields.
-        defaults: of the fields that `config.json` may leave out: those of Transformers' class.
-        lora: the modules that PEFT adapts if none are named (peft/utils/constants.py); empty where PEFT has none.
+        tensors: computes the parameters from the fields.
+        defaults: the values of the fields that `config.json` may leave out, from Transformers' class.
+        lora: the modules that PEFT adapts if none are named (peft/utils/constants.py); empty if PEFT has no default.
     """
 
     tensors: Callable[[Fields], Iterator[Tensor]]
@@ -71,7 +71,7 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(bert, _BERT, ("query", "value")),
     "t5": Family(t5, {"relative_attention_num_buckets": 32}, ("q", "v")),
 }
-"""By `model_type` in `config.json`."""
+"""The families, by their `model_type` in `config.json`."""
 
 
 class Architecture(NamedTuple):
@@ -102,7 +102,7 @@ def tensors_of(config: Mapping[str, Any], where: str) -> Architecture:
     text = config.get("text_config")
     text_kind = cast("dict[str, Any]", text).get("model_type") if isinstance(text, dict) else None
     if isinstance(kind, str) and kind not in FAMILIES and isinstance(text_kind, str):
-        # The tensors of the text model alone would be a plan of a smaller model.
+        # A plan with the tensors of the text model alone would be that of a smaller model.
         hint = "pass a folder with the model's safetensors files, whose headers are read"
         if text_kind in FAMILIES:
             hint += f"; to train only the text model, write its text_config ({text_kind}) to a file, and pass that"

@@ -1,4 +1,4 @@
-"""Reads the fields of a `config.json` with checks: a wrong value is a message that names the field."""
+"""Reads the fields of a `config.json` with checks. The message for a wrong value names the field."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -23,9 +23,10 @@ class Tensor(NamedTuple):
     """A parameter of a model, or a persistent buffer.
 
     Args:
-        name: as in the model.
-        sizes: of its dimensions.
-        num_pieces: as how many tensors `save_pretrained` writes it. The experts of a layer are one tensor in memory.
+        name: its name in the model.
+        sizes: the sizes of its dimensions.
+        num_pieces: the number of tensors as which `save_pretrained` writes it. In memory, the experts of a layer are
+            one tensor.
         is_buffer: whether it is a buffer, which has no gradient and no optimizer state.
         is_tied: whether it is a second name of another weight.
     """
@@ -47,7 +48,7 @@ class Fields:
 
     Args:
         values: the object in the file.
-        defaults: for fields that are missing; Transformers leaves out fields that have the default of their class.
+        defaults: the values of missing fields; Transformers leaves out fields that have the default of their class.
         where: the name of the file, for messages.
     """
 
@@ -79,7 +80,7 @@ class Fields:
         return value
 
     def optional(self, name: str) -> int | None:
-        """A whole number, or None where the field is missing or null."""
+        """A whole number, or None if the field is missing or null."""
         value = self._values.get(name, self._defaults.get(name))
         return None if value is None else self.count(name)
 
@@ -113,7 +114,7 @@ class Fields:
         return value // divisor
 
     def text(self, name: str, default: str) -> str:
-        """A field that is a string; `default` where it is missing.
+        """A field that is a string; `default` if it is missing.
 
         Raises:
             UsageError: it is something else.
@@ -128,7 +129,7 @@ class Fields:
         return value
 
     def numbers(self, name: str) -> list[int]:
-        """A field that is a list of whole numbers; empty where it is missing."""
+        """A field that is a list of whole numbers; empty if it is missing."""
         value = cast("list[Any]", self._values.get(name) or [])
         if type(value) is not list or not all(type(one) is int for one in value):
             raise UsageError(

@@ -29,7 +29,7 @@ def files_in_index(path: Path) -> set[str]:
     """The names of the files in `model.safetensors.index.json`.
 
     Raises:
-        UsageError: it is no index.
+        UsageError: the file is not an index.
     """
     try:
         names = read_object(real_path(path), max_bytes=_MAX_INDEX_BYTES, constant=float).get("weight_map")
@@ -47,7 +47,7 @@ def header_of(path: Path) -> tuple[list[tuple[Tensor, str]], int]:
     """The tensors that the header of a safetensors file names, with their types; and the least size of the file.
 
     Raises:
-        UsageError: it is no safetensors file.
+        UsageError: the file is not a safetensors file.
     """
     try:
         with open_regular(real_path(path)) as file:
@@ -55,7 +55,7 @@ def header_of(path: Path) -> tuple[list[tuple[Tensor, str]], int]:
             # One byte more than the limit, so that `parse_object` refuses a header that is too large.
             wanted = min(length, _MAX_HEADER_BYTES + 1)
             data = file.read(wanted)
-        # Of a header that is cut off, nothing is parsed: its beginning may be a JSON object by itself.
+        # A header that is cut off is not parsed: its beginning may be a JSON object by itself.
         header = parse_object(data if len(data) == wanted else b"", max_bytes=_MAX_HEADER_BYTES)
         header.pop("__metadata__", None)
         found = [_stored(name, record) for name, record in header.items()]

@@ -11,7 +11,7 @@ class Style(NamedTuple):
     """How a family differs from Llama."""
 
     qkv_bias: bool | None = None
-    """Whether the projections of queries, keys and values have a bias; None: as `attention_bias` says."""
+    """Whether the projections of queries, keys and values have a bias. If None, `attention_bias` decides."""
     has_qk_norms: bool = False
     is_fused: bool = False
     has_four_norms: bool = False

@@ -1,4 +1,4 @@
-"""What is known of a run before it is planned: options, TrainingArguments, checkpoints, and a job's arguments."""
+"""Reads the inputs of a plan: options, TrainingArguments, checkpoints, and a job's arguments."""
 
 from safepoint.planning.inputs.job_arguments import JobArguments, read_job_arguments
 from safepoint.planning.inputs.job_model import NamedModel, find_model

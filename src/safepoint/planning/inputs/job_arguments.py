@@ -29,15 +29,15 @@ class JobArguments:
 
     Args:
         model: the value of `--model_name_or_path`.
-        strategy: by `--fsdp` or `--deepspeed`.
-        optimizer: by `--optim`.
-        keep: `--save_total_limit`.
-        is_mixed: whether `--bf16` or `--fp16` is there.
-        dtype: `--dtype` or `--torch_dtype`, as it is written.
+        strategy: the strategy that `--fsdp` or `--deepspeed` names.
+        optimizer: the optimizer that `--optim` names.
+        keep: the value of `--save_total_limit`.
+        is_mixed: whether `--bf16` or `--fp16` is given.
+        dtype: the value of `--dtype` or `--torch_dtype`, unchanged.
         lora_rank: the rank of the adapter, if `--use_peft` says that only an adapter is trained.
-        lora_targets: `--lora_target_modules`; empty for PEFT's default.
-        doubt: why a checkpoint may be larger than that of the named model with AdamW; empty without a reason.
-        notes: arguments that are there and are not used, for people.
+        lora_targets: the values of `--lora_target_modules`; empty for PEFT's default.
+        doubt: why a checkpoint may be larger than that of the named model with AdamW; empty if there is no reason.
+        notes: sentences for people about arguments that are given and not used.
     """
 
     model: str | None = None
@@ -56,7 +56,7 @@ def read_job_arguments(arguments: Sequence[str], *, code: Path | None = None) ->
     """Read the arguments of a program.
 
     Args:
-        arguments: of the program, without its name.
+        arguments: the arguments of the program, without its name.
         code: the folder that is sent along, in which DeepSpeed's configuration is looked for; None without one.
     """
     options = _options_in(arguments)

@@ -1,4 +1,4 @@
-"""Finds the model that a job is going to train, before the job runs, if it is certain and can be read here.
+"""Finds the model that a job is going to train, before the job runs, if the model is certain and on this machine.
 
 Promises: nothing is downloaded, and no weight is read. A path counts only if it means the same files in the pods:
 an absolute path, or a path in the folder that is sent along. A name of the Hugging Face Hub is looked up in the cache
@@ -32,9 +32,9 @@ class NamedModel(NamedTuple):
 
     Args:
         shape: its tensors.
-        label: its name or its path, as the job has it.
-        named_by: what names it, for people, such as `--model_name_or_path`.
-        is_certain: False where only the files that are sent along suggest that this model is trained.
+        label: its name or its path, as the job states it.
+        named_by: what names it, such as `--model_name_or_path`; for people.
+        is_certain: False if only the files that are sent along suggest that this model is trained.
     """
 
     shape: ModelShape
@@ -46,7 +46,7 @@ class NamedModel(NamedTuple):
 def find_model(
     name: str | None, *, code: Path | None = None, uri: str | None = None, environ: Mapping[str, str] | None = None
 ) -> NamedModel | None:
-    """The model of a job; None where none is named, or where it is not on this machine.
+    """The model of a job; None if no model is named, or if it is not on this machine.
 
     Args:
         name: the value of the argument `--model_name_or_path`.
@@ -55,7 +55,7 @@ def find_model(
         environ: the variables that name the cache of the Hugging Face Hub; None for those of this process.
 
     Raises:
-        UsageError: the model is here, and its size cannot be computed.
+        UsageError: the model is on this machine, but its size cannot be computed.
     """
     environ = os.environ if environ is None else environ
     if name is not None:
@@ -94,7 +94,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 
 def _in_cache(name: str, environ: Mapping[str, str]) -> ModelShape | None:
-    """A model of the Hub, in the state that this machine has fetched last."""
+    """A model of the Hub, in the version that this machine has fetched last."""
     if not _REPOSITORY.fullmatch(name) or ".." in name:
         return None
     folder = _hub_cache(environ) / f"models--{name.replace('/', '--')}"
@@ -108,7 +108,7 @@ def _in_cache(name: str, environ: Mapping[str, str]) -> ModelShape | None:
     try:
         return read_model(snapshot / _CONFIG)
     except UsageError:
-        # The headers of the weights are exact for any family, if the weights are here.
+        # If the weights are on this machine, their headers are exact for any family.
         if any(snapshot.glob("*.safetensors")):
             return read_model(snapshot)
         raise

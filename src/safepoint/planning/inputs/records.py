@@ -23,23 +23,23 @@ _LAYOUT = re.compile(r"(\d{1,9})x(\d{1,9})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is known of a run; None for what is not.
+    """What is known of a run; unknown fields are None.
 
     Args:
-        source: where it comes from, for people.
+        source: where the facts come from, for people.
         strategy: how the ranks share the model.
         optimizer: what it keeps.
         keep: save_total_limit.
         is_mixed: whether it computes in 16 bits and trains in 32.
-        lora_rank: of the adapter.
+        lora_rank: the rank of the adapter.
         lora_targets: the modules that it changes.
-        nodes: pods.
-        gpus: ranks of each pod.
+        nodes: the number of pods.
+        gpus: the number of ranks of each pod.
         grace_s: the grace period.
-        slots: how many snapshots host memory holds.
-        step_s: a training step.
+        slots: how many snapshots the host memory holds.
+        step_s: how long a training step takes.
         measured_bytes: the size of a checkpoint that was written.
-        notes: what cannot be read, changes nothing in the plan, or is planned as something else; for people.
+        notes: sentences for people: what cannot be read, has no effect on the plan, or is planned as something else.
     """
 
     source: str = ""
@@ -75,7 +75,7 @@ def parse_parameters(text: str) -> int:
 
 
 def parse_layout(text: str) -> tuple[int, int]:
-    """The nodes and the GPUs of each in `6x1`.
+    """The number of nodes, and of GPUs of each node, in a text such as `6x1`.
 
     Raises:
         UsageError: it is no such layout.
@@ -113,12 +113,12 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
     """What `training_args.to_json_string()` has written.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         known: names of the fields of `Given` that options on the command line set. The file is not read for them. So
             an option also helps if the file has a value that cannot be planned.
 
     Raises:
-        UsageError: the file cannot be read, or is something else.
+        UsageError: the file cannot be read, or has other contents.
     """
     record = _read(path, "--for")
     if "output_dir" not in record and "per_device_train_batch_size" not in record:
@@ -148,7 +148,7 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
 
 
 def _notes_on(record: Mapping[str, Any], path: Path, known: Container[str]) -> Iterator[str]:
-    """Fields that have a value, and change nothing in the plan although a reader may expect it."""
+    """Fields that have a value, but no effect on the plan, although a reader may expect one."""
     limit = record.get("save_total_limit")
     if "keep" not in known and type(limit) is int and limit < 1:
         yield f"save_total_limit = {limit} in {shown_path(path)}: below 1, the Trainer deletes no checkpoint"
@@ -220,13 +220,13 @@ def _count(record: Mapping[str, Any], name: str) -> int | None:
 
 
 def _kept(record: Mapping[str, Any], path: Path) -> int | None:
-    """How many checkpoints stay. The best one stays beside the newest, also with a limit of 1."""
+    """How many checkpoints stay. Even with a limit of 1, the best one stays beside the newest."""
     stated = record.get("save_total_limit")
     if stated is not None and type(stated) is not int:
         raise _wrong(
             path, "save_total_limit", stated, "save_total_limit must be a whole number, or pass --save-total-limit"
         )
-    # The Trainer deletes nothing where the limit is 0 or negative.
+    # The Trainer deletes nothing if the limit is 0 or negative.
     limit = _count(record, "save_total_limit")
     is_best_kept = _flag(record, "load_best_model_at_end", path)
     return max(2, limit) if limit is not None and is_best_kept else limit
@@ -237,7 +237,8 @@ def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
 
     Args:
         record: TrainingArguments.
-        path: of their file, for messages. The configuration of DeepSpeed is also looked for beside it.
+        path: the path of their file, for messages. The configuration of DeepSpeed is also looked for beside this
+            file.
 
     Raises:
         UsageError: the fields are invalid, or the configuration of DeepSpeed cannot be read.
@@ -274,7 +275,7 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
     """A field that is an object, or the path of a file with one; None if it is missing or empty.
 
     Raises:
-        UsageError: it is something else, or the file cannot be read.
+        UsageError: the field is something else, or the file cannot be read.
     """
     value = record.get(name)
     if value is None or value == "":
@@ -283,7 +284,7 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
         return cast("dict[str, Any]", value)
     if not isinstance(value, str):
         raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy")
-    # The path is relative to the script; beside the arguments is the next best place.
+    # The path is relative to the script, whose place is unknown. Look beside the arguments instead.
     file = next((one for one in (Path(value), path.parent / value) if os.path.exists(one)), None)
     if file is None:
         what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
@@ -302,10 +303,10 @@ _RNG = re.compile(r"rng_state_\d+\.pth")
 
 
 def given_by_files(sizes: Mapping[str, int], *, source: str) -> Given:
-    """What the files of a checkpoint show: the strategy, the ranks, and their size.
+    """The facts that the files of a checkpoint show: the strategy, the ranks, and their size.
 
     Args:
-        sizes: bytes by path, of all files.
+        sizes: path → size in bytes, for all files.
         source: the checkpoint, for people.
     """
     paths = list(sizes)

@@ -34,7 +34,7 @@ def local_runtime() -> types.Runtime:
 
 
 def check_runtime(given: str | types.Runtime, python: str) -> None:
-    """Check that the runtime of this machine can be used in the place of `given`. Log a warning if it is another one.
+    """Check that the runtime of this machine can be used instead of `given`. Log a warning if it differs.
 
     Args:
         given: the name of a runtime, or a runtime. Only a runtime states its framework; the framework of a name is

@@ -60,7 +60,7 @@ def needs_for(trainer: TransformersTrainer, outline: JobOutline, *, model_uri: s
 
     Args:
         trainer: describes the training.
-        outline: of the job.
+        outline: the outline of the job.
         model_uri: the `storage_uri` of its model initializer.
     """
     arguments: list[str] = []

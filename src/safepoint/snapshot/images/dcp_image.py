@@ -1,6 +1,6 @@
 """The image of a file that the file system writer of torch.distributed.checkpoint writes.
 
-An image is the future bytes of a file, in memory.
+An image is the bytes that a file will have, in memory.
 
 The format is that of torch.distributed.checkpoint (DCP): the items of one rank, one after the other, each as
 `torch.save` would write it to a file of its own. The checkpoint's metadata file says where each item begins. In an

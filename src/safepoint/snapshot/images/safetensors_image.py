@@ -1,4 +1,4 @@
-"""The image of a safetensors file: the future bytes of the file, in memory."""
+"""The image of a safetensors file: the bytes that the file will have, in memory."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The image of a file that `torch.save` writes: the future bytes of the file, in memory.
+"""The image of a file that `torch.save` writes: the bytes that the file will have, in memory.
 
 Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value of
 the outermost dictionary is kept, and used again as long as only the content of the tensors in the value has changed.

@@ -3,6 +3,6 @@
 process      starts the keeper's process, and replaces one that died
 client       the connection to the keeper
 arena        the rank's blocks of shared memory
-snapshotter  takes snapshots: places the images (future bytes) of files in the arena, starts their copy, announces
+snapshotter  takes snapshots: places the images of files in the arena, starts their copy, announces
              them to the keeper
 """

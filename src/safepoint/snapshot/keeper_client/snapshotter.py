@@ -1,7 +1,8 @@
 """One rank's snapshots: reserves memory for images, starts the copy of their tensors, announces them to the keeper.
 
 The keeper is the process of each node that writes snapshots to disk. A snapshot is taken at a boundary: the point
-between two optimizer steps. The images (future bytes) of its files lie in blocks, which are pieces of shared memory.
+between two optimizer steps. An image has the bytes that one file of the snapshot will have on disk. Images lie in
+blocks, which are pieces of shared memory.
 """
 
 import functools
@@ -44,8 +45,8 @@ class Snapshotter:
         self.keeper = keeper
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
-        """The files of the last snapshot that have tensors which may have been created for this snapshot only. Do not
-        keep the layouts of these files: the layouts would keep the tensors in memory."""
+        """Files of the last snapshot. Some of their tensors may have been created for this snapshot only. Do not keep
+        the layouts of these files: the layouts would keep the tensors in memory."""
         self._on_torn = on_torn
         self._stager = Stager(keeper.set_num_copied)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)

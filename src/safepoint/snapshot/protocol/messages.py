@@ -32,7 +32,7 @@ def _check_folder(folder: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedFile:
-    """A file of a snapshot, and where its image (its future bytes) lies in a rank's memory.
+    """A file of a snapshot, and where its image (the bytes that it will have) lies in a rank's memory.
 
     Args:
         path: the path of the file, relative to the checkpoint.

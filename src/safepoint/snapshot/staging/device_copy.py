@@ -1,6 +1,6 @@
 """Copies from CUDA devices into pinned memory, on separate streams while training continues.
 
-The targets of the copies are images: the future bytes of files, in memory.
+The targets of the copies are images: the bytes that files will have, in memory.
 
 The copies begin after the work that is queued in the training's current stream (the computing stream). The work of
 the next optimizer step waits for the copies, on the device; the host does not wait. The copies do not wait for work
@@ -201,7 +201,7 @@ def _joined(
 def _copy(stream: Any, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> Any:
     """Start copies on a stream; returns the event at their end.
 
-    One call starts all copies. It runs without the interpreter's lock, so the training's thread goes on.
+    One call starts all copies. It runs without the interpreter's lock, so the training's thread continues.
     """
     with _cuda.stream(stream):
         _foreach_copy(targets, sources, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Copies images (the future bytes of files) into shared memory on a thread of its own, while training continues.
+"""Copies images (the bytes that files will have) into shared memory on a thread of its own, while training continues.
 
 A thread that waits for the copy helps to copy. Each copy is one `memmove`, during which other threads run Python
 code. A block is a piece of shared memory that holds images. The watermark of a block is the number of bytes, from the
@@ -55,7 +55,7 @@ class _Plan:
 
     Args:
         pieces: the pieces of the image.
-        guard: finds the tensors that only an optimizer changes; None: any tensor may change at any time.
+        guard: finds the tensors that only an optimizer changes. If None, any tensor may change at any time.
     """
 
     def __init__(self, pieces: Sequence[Piece], guard: Guard | None) -> None:

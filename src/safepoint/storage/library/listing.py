@@ -18,7 +18,7 @@ from safepoint.storage.store import StoredObject
 
 _LIST_WITHIN_S = 1800.0
 _CHUNK_WITHIN_S = DEFAULT_WITHIN_S
-"""How long a listing may go on without new names. A store may send a few empty pages."""
+"""How long a listing may continue without new names. A store may send a few empty pages."""
 _BYTES_OF_ITEM = 512
 """What an object takes in memory, without its name."""
 _T = TypeVar("_T")

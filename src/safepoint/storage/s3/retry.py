@@ -24,7 +24,7 @@ def retry(
         attempt: called with the number of seconds that this try may last.
         deadline_s: when to give up; None for DEFAULT_WITHIN_S from now.
         try_s: the longest that one try may last.
-        most_tries: how many attempts there may be; None: limited by the deadline only.
+        most_tries: how many attempts there may be; None if only the deadline limits them.
 
     Raises:
         TransientError: the error of the last attempt, when the deadline has come or `most_tries` attempts were made.

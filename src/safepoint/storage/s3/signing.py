@@ -32,9 +32,9 @@ def signed_headers(
         path: the path of the URL, already percent-encoded.
         query: names and values, not encoded.
         headers: the other headers to send and sign, among them `host`; names in lower case.
-        access_key_id: credentials.
-        secret_access_key: credentials.
-        session_token: credentials, when they are temporary.
+        access_key_id: the public name of the secret key.
+        secret_access_key: the secret key, with which the request is signed.
+        session_token: belongs to keys that are temporary; None for permanent keys.
         region: the region of the bucket.
         now: when the request is sent; the wall clock when None.
     """

@@ -1,6 +1,6 @@
 """Authenticates the messages between ranks (HMAC-SHA256), so that no rank unpickles bytes of other programs.
 
-gloo authenticates no peer: a program that connects in the place of a rank could send any bytes. The ranks agree on a
+gloo authenticates no peer: a program that connects instead of a rank could send any bytes. The ranks agree on a
 key through the job's store, which other programs cannot read (`training/rendezvous`).
 
 In this module, to seal a message means to add an authentication code, and to open a message means to check this code

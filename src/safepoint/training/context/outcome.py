@@ -221,7 +221,7 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_outside_training(self) -> None:
-        """End the process at once: SIGTERM arrived outside a training, where nothing can be saved.
+        """End the process without a save: SIGTERM arrived outside a training. First wait for the newest upload.
 
         If a process image will be made instead of a save, the process does not end.
         """

@@ -2,7 +2,7 @@
 
 - A handler only sets a flag, and calls the handler that was installed before.
 - In the training loop, a second SIGINT ends the process at once.
-- Outside the training loop, SIGTERM ends the process promptly, as it does without Safepoint.
+- Outside the training loop, SIGTERM ends the process, after the upload of the newest checkpoint if there is one.
 - Inside the loop, the watch thread ends the process at the deadline, even if the loop hangs. A process that was
   frozen before the deadline, and is restored after it, has no deadline.
 
@@ -100,9 +100,9 @@ class Termination:
 
         Args:
             check_step: called on the watch thread after a stop request. If the running step cannot be finished in
-                time, the function may request that the keeper (the process that writes snapshots to disk) saves an
-                earlier snapshot and then ends this process. The function returns the seconds until the next call, or
-                None if only a further signal requires a call.
+                time, the function may request a save of an earlier snapshot. The keeper, the process that writes
+                snapshots to disk, saves the snapshot and then ends this process. The function returns the seconds
+                until the next call, or None if only a further signal requires a call.
         """
         for number in _SIGNALS:
             current = signal.getsignal(number)

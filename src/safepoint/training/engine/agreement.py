@@ -73,7 +73,7 @@ class Agreement:
         self.receive()
 
     def holds_on(self, step: int) -> bool:
-        """Vote on whether the ranks, which have saved on request, go on waiting for a suspension. Return the result.
+        """Vote on whether the ranks, which have saved on request, still wait for a suspension. Return the result.
 
         Args:
             step: optimizer steps done.

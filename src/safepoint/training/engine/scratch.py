@@ -41,7 +41,7 @@ class Scratch:
         If this process is killed, the keeper (the process that writes snapshots to disk) removes the folder.
 
         Raises:
-            OSError: there is no room for small files.
+            OSError: the folder cannot be created, or has no room for small files.
         """
         if self._path is None:
             try:

@@ -68,7 +68,7 @@ def without_strangers() -> Generator[None]:
     if found:
         _log.warning(
             "a program of %s connected to a port at which this rank waited for another rank; the connection was "
-            "closed, and if it was used in the place of the rank, the ranks fail and restart",
+            "closed, and if the group already used it instead of the rank's, the ranks fail and restart",
             " and ".join(sorted(found)),
         )
 
@@ -82,7 +82,7 @@ def _stranger_of(one: socket.socket, ports: set[int]) -> str | None:
     if near[1] not in ports:
         return None
     owner = owner_of(far, near)
-    if owner is None:  # on loopback, it is closed, perhaps by halves, in which state the kernel names no user
+    if owner is None:  # on loopback: one end is closed, and then the kernel reports no user
         is_local = ipaddress.ip_address(near[0].removeprefix("::ffff:").partition("%")[0]).is_loopback
         return "an unknown user" if is_local else None
     return None if is_this_user(owner) else f"user {user_name(owner)}"

@@ -3,14 +3,14 @@
 The agent starts and supervises the ranks of one node. It is torch's `LocalElasticAgent` with these differences:
 
 - The agents of all nodes exchange stop requests.
-- The end of a rank is noticed at once, through a pidfd, and not at the next of several looks in a second.
+- The end of a rank is noticed at once, through a pidfd. torch elastic looks for it only several times a second.
 - When torch elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is
   longer than torch elastic's default of 30 s. If a rank has died and all ranks restart, the other ranks of the node
-  are killed at once, provided that they say that they have nothing to save (`RankRecord.can_be_killed`).
+  are killed at once, if their records state that they have nothing to save (`RankRecord.can_be_killed`).
 - At a restart, the nodes do not exchange their numbers of ranks again, because the nodes of a job do not change.
 - Ranks that Safepoint ended are not restarted.
-- If the program fails before its first step, and the ranks have not been restarted before, they are not restarted,
-  because the program would fail in the same way again.
+- If a rank exits with an error code before the first step, and the ranks have not been restarted before, they are not
+  restarted, because the program would fail in the same way again. If a signal killed the rank, they are restarted.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.
@@ -298,7 +298,7 @@ class SafepointAgent(PatientAgent):
         """If a rank has died and all ranks will restart, kill the node's other ranks if they have nothing to save.
 
         Otherwise torch elastic sends them SIGTERM and waits. They could do nothing useful in this time: a training
-        cannot go on without the dead rank, and its state is with the keeper.
+        cannot continue without the dead rank, and its state is with the keeper.
         """
         codes = {
             worker.global_rank: exit_code_of_child(worker.id) for worker in self._worker_group.workers if worker.id
@@ -309,7 +309,7 @@ class SafepointAgent(PatientAgent):
         records = self._read_records()
         cause = first_failure(ended, records) or 0
         if cause in records and records[cause].lost_peer:
-            return  # the rank that failed first may be one of those that run, and print why it fails
+            return  # a running rank may have failed first, and may be about to print the reason
         was_killed = ended[cause] < 0
         running = {rank for rank, code in codes.items() if code is None}
         are_expendable = all(
@@ -348,8 +348,8 @@ class SafepointAgent(PatientAgent):
     def _is_final(self, exit_codes: dict[int, int], records: dict[int, RankRecord]) -> bool:
         """Whether the ranks must not be restarted.
 
-        They are not restarted if a stop was requested, if Safepoint ended them, or if the program failed before its
-        first step and the ranks have not been restarted before.
+        They are not restarted if a stop was requested, if Safepoint ended them, or if a rank exited with an error
+        code before the first step and the ranks have not been restarted before.
 
         Args:
             exit_codes: rank → exit code of the ranks that ended by themselves, negative for a signal.
@@ -399,9 +399,9 @@ class SafepointAgent(PatientAgent):
     def notify_others(self) -> None:
         """Before this process ends, notify the other nodes.
 
-        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s. Also after a
-        success: torch elastic lets an agent end when the last node has arrived at its barrier. The others then still
-        read that from the store, and would report the closed connection as an error.
+        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s, even after a
+        success: an agent of torch elastic ends when the last node has arrived at its barrier. The other agents then
+        still read the barrier in the store, and would report the closed connection as an error.
         """
         group: Any = self._worker_group
         if group.group_world_size == 1:

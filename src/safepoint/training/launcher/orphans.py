@@ -20,7 +20,7 @@ _log = logging.getLogger("safepoint")
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC = Path("/proc")
 _PATIENCE_S = 3.0
-"""How long a process may take to end by itself, and again after SIGTERM."""
+"""How long to wait until the processes have ended by themselves. After SIGTERM, the wait is as long again."""
 _LOOK_EVERY_S = 0.05
 _MOST_NAMED = 3
 
@@ -57,7 +57,7 @@ class Orphans:
             left = self._running()
             names = ", ".join(f"{pid} ({_name(pid)})" for pid in sorted(left)[:_MOST_NAMED])
             more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
-            _log.warning("the script left processes behind: %s%s; they are ended", names, more)
+            _log.warning("the script left processes behind: %s%s; Safepoint ends them", names, more)
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGTERM)

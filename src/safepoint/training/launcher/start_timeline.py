@@ -69,7 +69,7 @@ class StartTimeline:
         return self._is_reported
 
     def ends(self) -> None:
-        """Report the start as far as it came, unless it is reported. Call this when the ranks have ended."""
+        """Report how far the start came, unless it is reported. Call this when the ranks have ended."""
         if not self._is_reported and self._num_ranks:
             self._send(read_records(self._folder, self._restart))
 

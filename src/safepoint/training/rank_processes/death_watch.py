@@ -1,6 +1,6 @@
 """Waits until a child process ends, without polling.
 
-A pidfd is a descriptor that becomes readable when its process ends. Where the kernel has none (before Linux 5.3, and
+A pidfd is a descriptor that becomes readable when its process ends. If the kernel has none (before Linux 5.3, and
 in some sandboxes), the wait ends after a tenth of a second instead, and the caller looks again.
 """
 
@@ -23,7 +23,7 @@ class DeathWatch:
         self._is_complete = True
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Watch these processes in place of those of the last call. None of them may have been waited for yet."""
+        """Watch these processes instead of those of the last call. None of them may have been waited for yet."""
         wanted = set(pids)
         for pid in self._descriptors.keys() - wanted:
             self._forget(pid)

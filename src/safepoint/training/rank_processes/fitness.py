@@ -154,7 +154,7 @@ def _importing() -> str:
 
 
 def _thread_names() -> list[str]:
-    """The names of the threads of this process, without the main thread, also of those that Python does not know."""
+    """The names of all threads of this process, except the main thread. Python need not know them."""
     main = str(threading.main_thread().native_id)
     names: list[str] = []
     for task in os.listdir(_TASKS):

@@ -1,4 +1,4 @@
-"""One seed for the hashes of strings (PYTHONHASHSEED) for all ranks of a job, in whichever way they are started.
+"""One seed for the hashes of strings (PYTHONHASHSEED) for all ranks of a job, copied from a template or not.
 
 Copies of one process share its seed, so new processes, new templates and later attempts need the same one. It follows
 from the name of the program: no node has to wait for another one before its template can start, and a job that is
@@ -39,7 +39,7 @@ class HashSeed:
         os.environ[_VARIABLE] = os.environ.get(_VARIABLE) or self.value
 
     def agree(self, store: Any, *, node: int, is_wanted: bool) -> bool:
-        """Take the seed of node 0 into the environment, unless the user has set one on this node.
+        """Set the seed of node 0 in the environment, unless the user has set one on this node.
 
         Every node has to call this method once, because the other nodes wait for node 0.
 

@@ -1,4 +1,4 @@
-"""The list of modules that a rank has loaded until its first step, which it leaves for its launcher.
+"""The list of modules that a rank has loaded by its first step. The rank leaves the list for its launcher.
 
 The template imports them too, so that the next start has nothing left to import.
 """

@@ -39,7 +39,7 @@ class Birth:
     rank begins when it has read one byte from the pipe, and ends if the pipe is closed before.
 
     Args:
-        arguments: of each rank, as on the command line of a process that is started in the ordinary way.
+        arguments: the arguments of each rank, as on the command line of a rank that is started cold.
         environments: the whole environment of each rank.
         folder: the working folder.
         umask: the mask of the modes of new files.
@@ -57,7 +57,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """Asks the template to import more modules, which a rank has loaded until its first step. There is no answer."""
+    """Asks the template to import the modules that a rank has loaded by its first step. There is no answer."""
 
     modules: tuple[str, ...]
 
@@ -142,11 +142,11 @@ class TemplateChannel(Channel):
             The message, and the descriptors that came with it, which the caller has to close.
 
         Raises:
-            ChannelError: the other side is gone, did not answer in time, or sent what is no message.
+            ChannelError: the other side is gone, did not answer in time, or sent something that is not a message.
         """
         body, descriptors = self.receive(limit_s)
         try:
             return decode(parse(body), _KINDS), descriptors
         except ProtocolError as error:
             close_all(descriptors)
-            raise ChannelError(f"it sent what is no message ({error})") from error
+            raise ChannelError(f"it sent something that is not a message ({error})") from error

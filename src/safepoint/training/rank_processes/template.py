@@ -1,8 +1,8 @@
 """The template: a process that has imported what the ranks of a node need, and from which they are copied by fork.
 
 It imports, and never computes. It is started by the launcher like a rank, with the same command line, so that `ps`
-shows the same for a copy of it as for any rank. Whatever makes it unfit, it says so, and the launcher starts ranks in
-the ordinary way.
+shows the same for a copy of it as for any rank. If no process may be copied from it, it answers `Unfit`, and the
+launcher starts ranks in the ordinary way.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ from safepoint.training.rank_processes.preload_list import (
 VARIABLE = "SAFEPOINT_TEMPLATE"
 """The environment variable with the descriptor of the connection to the launcher, only in a template."""
 OWN_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Variables of a template that its ranks do not inherit: a question for GPUs must not open them, and OpenBLAS must
-start no threads."""
+"""Variables of a template that its ranks do not inherit. With them, asking for GPUs does not open a GPU, and OpenBLAS
+starts no threads."""
 _MAY_DIFFER = frozenset({VARIABLE, *OWN_VARIABLES, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"})
 _OF_LAUNCHER = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_")
 _OF_RANKS = frozenset(
@@ -189,7 +189,7 @@ class Template:
         with audited() as check:
             for name in names:
                 if self._channel.has_data(0):
-                    break  # ranks that are to be born do not wait; after their first step, the launcher asks again
+                    break  # a `Birth` must not wait; after the first step of its ranks, the launcher asks again
                 package = name.partition(".")[0]
                 if name in sys.modules or package in self._left_out or package in own:
                     continue

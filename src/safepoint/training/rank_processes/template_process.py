@@ -50,7 +50,7 @@ class TemplateProcess:
     Args:
         program: script and arguments, or module and arguments.
         is_module: whether the program is a module.
-        is_stopping: returns whether a stop was requested; then nothing more is waited for.
+        is_stopping: returns whether a stop was requested. If so, no call waits any longer.
     """
 
     def __init__(self, program: Sequence[str], *, is_module: bool, is_stopping: Callable[[], bool]) -> None:
@@ -104,7 +104,7 @@ class TemplateProcess:
         close_in_children(own)
         self._channel = TemplateChannel(own)
         self._is_ready = False
-        with contextlib.suppress(ChannelError):  # the first request finds out
+        with contextlib.suppress(ChannelError):  # if the template has ended, the first request finds that out
             self._channel.send_message(self._plan)
 
     def bear(
@@ -119,7 +119,7 @@ class TemplateProcess:
 
         Returns:
             The pids of the ranks, which are children of this process; None if the ranks have to be started in the
-            ordinary way. Then ranks that were made nevertheless end when the pipe is closed.
+            ordinary way. Ranks that were copied before the failure end when the pipe is closed.
         """
         for _ in range(2):  # the second time with a new template, if the first one was out of date
             self.start()
@@ -146,7 +146,7 @@ class TemplateProcess:
             self._fail(str(error))
 
     def becomes_ready(self) -> bool:
-        """Whether a template has imported what it was started for; without waiting for that."""
+        """Whether a template has finished the imports that it was started for. Does not wait for them."""
         if not self._is_ready and self._channel is not None and self._channel.has_data(0):
             try:
                 self._take_ready(self._receive(_ANSWER_S))
@@ -164,13 +164,13 @@ class TemplateProcess:
             self._fail("it sent a message that does not fit")
 
     def end(self) -> None:
-        """End the template. Ranks that were copied from it go on."""
+        """End the template. Ranks that were copied from it continue."""
         process, self._process = self._process, None
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
         if process is not None:
-            process.kill()  # also if it is stopped
+            process.kill()  # not `terminate`, which does not end a process that is stopped (SIGSTOP)
             process.wait()
 
     def _ask(
@@ -249,7 +249,7 @@ class TemplateProcess:
 
 
 def _umask() -> int:
-    """The mask of this process, which can be read without setting it only here."""
+    """The mask of this process. `os.umask` would have to set another mask to return this one."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

@@ -75,9 +75,9 @@ class Gate:
     def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
         """Count a handshake as unfinished while the block runs, and limit the number of unfinished handshakes.
 
-        Without a limit, other programs could use up the file descriptors of this process. At the limit, the oldest
-        handshake of the machine with the most unfinished handshakes is closed first. So programs on another machine
-        cannot keep the nodes out.
+        Without a limit, other programs could use up the file descriptors of this process. At the limit, the
+        machine with the most unfinished handshakes loses its oldest one. So programs on another machine cannot keep
+        the nodes out.
         """
         if len(self._running) >= _MAX_HANDSHAKES:
             most, _ = Counter(self._running.values()).most_common(1)[0]

@@ -42,7 +42,7 @@ _Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 class StoreServer:
-    """Serves the job's store to the processes of one node; on node 0 also to the other nodes.
+    """Serves the job's store to the processes of one node and, on node 0, to the other nodes.
 
     Args:
         port: the port on loopback; 0 for any free port.

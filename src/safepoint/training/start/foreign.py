@@ -116,7 +116,7 @@ class ForeignCheckpoints:
 
         if place.rank:
             return Fault(
-                file=".", reason=f"it is in the folder of rank {place.rank}, which the first rank does not see"
+                file=".", reason=f"it is in the folder of rank {place.rank}; the first rank cannot read this folder"
             )
 
         def read() -> ForeignCheckpoint | Fault | None:
@@ -151,7 +151,7 @@ class ForeignCheckpoints:
 
         def fault() -> str:
             if place.rank:
-                return f"it is in the folder of rank {place.rank}, which the first rank does not see"
+                return f"it is in the folder of rank {place.rank}; the first rank cannot read this folder"
             faults = faults_of_names(self._store_of(place), checkpoint_name(place.step))
             return str(faults[0]) if faults else ""
 

@@ -1,4 +1,4 @@
-"""Undoes what a killed CRIU leaves at the TCP connections of processes: the kernel's repair mode.
+"""Ends the kernel's repair mode, in which a killed CRIU leaves the TCP connections of processes.
 
 CRIU sets a connection to repair mode while it reads its queues. The connection sends nothing until the mode is ended,
 which CRIU does itself unless it is killed.
@@ -25,7 +25,7 @@ def end_repair(pids: Iterable[int]) -> int:
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             for descriptor in _sockets_of(pid):
-                with contextlib.suppress(OSError), _copy_of(pid, descriptor) as copy:
+                with contextlib.suppress(OSError), copy_of(pid, descriptor) as copy:
                     is_tcp = copy.family in {socket.AF_INET, socket.AF_INET6} and copy.type == socket.SOCK_STREAM
                     if is_tcp and copy.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR) == 1:
                         copy.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, _OFF_WITHOUT_PROBE)
@@ -43,8 +43,12 @@ def _sockets_of(pid: int) -> list[int]:
     return found
 
 
-def _copy_of(pid: int, descriptor: int) -> socket.socket:
+def copy_of(pid: int, descriptor: int) -> socket.socket:
     """A descriptor of this process for the socket of another one.
+
+    Args:
+        pid: the other process.
+        descriptor: the number of the socket there.
 
     Raises:
         OSError: the socket was closed, or the process has ended.

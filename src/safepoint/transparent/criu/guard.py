@@ -1,8 +1,9 @@
 """A small process that undoes a freeze or a restore if Safepoint is killed meanwhile.
 
 If Safepoint ends before `release`, for any reason, the kernel closes its end of a pipe. Then the guard waits until
-CRIU has ended too, sends a signal to the processes that it knows, and deletes the raw pages. It is a shell, so it
-starts in a millisecond, and it has a session of its own, so signals to the group of the command do not reach it.
+CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages. It is a shell, so it
+starts in a millisecond, and it has a session of its own, so signals to the group of the command do not reach it. A
+process is known by its number and the time of its start: if it has ended, another process may have the number.
 """
 
 import signal
@@ -11,22 +12,28 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
+from safepoint.foundation.processes import identify
+
 _SCRIPT = """
 folder=$1
 criu=
 pids=
 number=$2
-while read -r word value; do
+while read -r word value start; do
   case $word in
     done) exit 0 ;;
     criu) criu="$criu $value" ;;
-    process) pids="$pids $value" ;;
+    process) pids="$pids $value:$start" ;;
     forget) pids= ;;
     signal) number=$value ;;
   esac
 done
 for pid in $criu; do while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done; done
-for pid in $pids; do kill -"$number" "$pid" 2>/dev/null; done
+for one in $pids; do
+  read -r line 2>/dev/null <"/proc/${one%:*}/stat" || continue
+  set -- ${line##*) }
+  [ "${20}" = "${one#*:}" ] && kill -"$number" "${one%:*}" 2>/dev/null
+done
 rm -rf -- "$folder"
 """
 
@@ -56,7 +63,9 @@ class Guard:
 
     def watch(self, pid: int) -> None:
         """The process `pid` gets the signal, too."""
-        self._write(f"process {pid}\n")
+        process = identify(pid)
+        if process is not None:
+            self._write(f"process {pid} {process.start_ticks}\n")
 
     def forget(self) -> None:
         """The processes run on, and need no signal any more. The raw pages are still there."""

@@ -52,6 +52,16 @@ _KNOWN = (
         "freeze it again",
     ),
     (
+        r"Address already in use",
+        "another program uses a port or the name of a socket that the processes had",
+        "end that program, which `ss -tlnp` or `ss -xlp` shows, and try again",
+    ),
+    (
+        r"Unexpected fle",
+        "another program of this machine has sent data to CRIU",
+        "find out which user runs it, and end it; then try again",
+    ),
+    (
         r"Can't (?:fork|clone).*: File exists|[Pp]id \d+ (?:do(?:es)? not match|is (?:already )?(?:used|busy))",
         "the number of a process is in use",
         "end the process that has it, or restore in a container",

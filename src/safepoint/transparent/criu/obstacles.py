@@ -1,9 +1,14 @@
-"""Finds what CRIU cannot dump, before a process is stopped: it would fail after it has stopped all of them."""
+"""Finds what CRIU cannot dump, as far as possible before a process is stopped.
 
-from collections.abc import Iterable
+CRIU itself would fail only after it has stopped all.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError
+from safepoint.foundation.processes import kernel_lines
 from safepoint.transparent.criu.trees import name_of, open_files
 
 _OBSTACLES = (
@@ -34,3 +39,55 @@ def refuse_obstacles(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
                         f"process {pid} ({name_of(pid, proc)}) {reason}; nothing was frozen",
                         hint=hint,
                     )
+
+
+_ESTABLISHED, _LISTENING = b"01", b"0A"
+
+
+def refuse_connecting(pids: Collection[int], proc: Path = Path("/proc")) -> None:
+    """Check that no process waits until another one of them accepts its TCP connection.
+
+    CRIU leaves out connections that were not accepted yet. Those of other programs are closed when the processes are
+    restored. Without that, every user of the machine could prevent an image by a connection.
+
+    Args:
+        pids: the processes, which are stopped.
+        proc: where the proc file system is mounted.
+
+    Raises:
+        FreezeError: one waits, and would lose its connection.
+    """
+    own = {target[8:-1].encode() for pid in pids for target in open_files(pid, proc) if target.startswith("socket:[")}
+    listening: set[bytes] = set()
+    waiting: set[tuple[bytes, bytes]] = set()
+    connected: set[tuple[bytes, bytes]] = set()
+    for table in {proc / str(pid) / "net" / name for pid in list(pids)[:1] for name in ("tcp", "tcp6")}:
+        with contextlib.suppress(OSError):
+            for fields in map(bytes.split, kernel_lines(table)[1:]):
+                if len(fields) < 10:
+                    continue
+                near, far, state, socket = _v4(fields[1]), _v4(fields[2]), fields[3], fields[9]
+                if state == _LISTENING and socket in own:
+                    listening.add(_port(near))
+                elif state == _ESTABLISHED and socket == b"0":
+                    waiting.add((near, far))
+                elif state == _ESTABLISHED and socket in own:
+                    connected.add((far, near))
+    if any(_port(near) in listening for near, _ in waiting & connected):
+        raise FreezeError(
+            "a process connects to another one, which has not accepted the connection yet; the processes run on, and "
+            "no image was made",
+            hint="try again",
+        )
+
+
+_MAPPED = b"0000000000000000FFFF0000"
+"""How the kernel lists an IPv4 address of an IPv6 socket begins."""
+
+
+def _v4(address: bytes) -> bytes:
+    return address.removeprefix(_MAPPED)
+
+
+def _port(address: bytes) -> bytes:
+    return address.rpartition(b":")[2]

@@ -1,7 +1,7 @@
 """Finds CRIU on this machine, and runs it.
 
 CRIU before 4.2 cannot dump TCP sockets on kernel 6.18, and older ones fail on kernel 6.13 and newer. They are refused
-before anything is frozen. `/etc/criu/default.conf` does not count: what is frozen must not depend on it.
+before anything is frozen. `/etc/criu/default.conf` is ignored, so that images do not depend on it.
 """
 
 import os
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import FreezeError, UnsupportedError
+from safepoint.transparent.criu.admission import only_for
 from safepoint.transparent.criu.messages import explain
 
 VARIABLE = "SAFEPOINT_CRIU"
@@ -44,6 +45,7 @@ class Criu:
         *,
         folder: Path,
         log: Path,
+        pids: Sequence[int] = (),
         started: Callable[[int], None] | None = None,
         inside: Sequence[str] = (),
     ) -> None:
@@ -54,6 +56,7 @@ class Criu:
             arguments: its further arguments.
             folder: the folder of its images.
             log: the file for its log.
+            pids: the processes that it dumps; no others can connect to it.
             started: called with the number of CRIU's process as soon as it runs.
             inside: the command that starts another one in the namespaces where CRIU has to run.
 
@@ -63,12 +66,18 @@ class Criu:
         command = [*inside, *self.command(action, arguments, folder=folder, log=log)]
         # A file, not a pipe: if CRIU is killed, processes that it has started may hold the pipe open.
         with tempfile.TemporaryFile() as output:
-            # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
-            with subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, process_group=0
-            ) as process:
+
+            def start() -> "subprocess.Popen[bytes]":
+                # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, process_group=0
+                )
                 if started is not None:
                     started(process.pid)
+                return process
+
+            with only_for(pids) as guarded, guarded(start) as process:
+                pass
             if process.returncode != 0:
                 output.seek(0)
                 raise failure(action, log, process.returncode, output.read().decode(errors="replace"))

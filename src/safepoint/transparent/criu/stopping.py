@@ -7,7 +7,7 @@ to wait for another one. If anything fails, SIGCONT is enough to undo it.
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
 from safepoint.errors import FreezeError
@@ -20,14 +20,15 @@ _AT_REST = frozenset("TtZX")
 """The states in /proc of a thread that does not run: stopped, traced, or ended."""
 
 
-def stop_trees(
+@contextlib.contextmanager
+def stopped_trees(
     roots: Sequence[int],
     *,
     stopping: Callable[[int], None],
     within_s: float = _WITHIN_S,
     proc: Path = Path("/proc"),
-) -> list[int]:
-    """Stop all processes of trees, and return when every thread of them is stopped.
+) -> Generator[dict[int, int]]:
+    """Stop all processes of trees, and yield when every thread of them is stopped. They stay stopped at the end.
 
     Args:
         roots: the root processes.
@@ -35,46 +36,47 @@ def stop_trees(
         within_s: how long to wait.
         proc: where the proc file system is mounted.
 
-    Returns:
-        All processes of the trees.
+    Yields:
+        All processes of the trees, parents first, each with a pidfd for `send`. It was opened before the process was
+        stopped: from then on, the user of a process may end it, and another process may get its number.
 
     Raises:
         FreezeError: not all of them stopped in time; they run on.
     """
-    stopped: list[int] = []
-    moving: list[int] = []
-    deadline_s = clock.monotonic_s() + within_s
-    try:
-        pending = list(roots)
-        while pending and not moving:
-            for pid in pending:
-                stopping(pid)
-                stopped.append(pid)
-                with held([pid]) as processes:
-                    send(signal.SIGSTOP, processes)
-            while (
-                moving := [pid for pid in pending if not _is_at_rest(pid, proc)]
-            ) and clock.monotonic_s() < deadline_s:
-                clock.sleep(_LOOK_S)
-            # A process that starts a program stops only after the new process has executed the program. So no process
-            # is stopped before its parent has stopped. A stopped process starts no further ones.
-            pending = [new for pid in stopped for new in children_of(pid, proc) or () if new not in stopped]
-        if not moving:
-            return stopped
-    except BaseException:
-        _let_run(stopped)
-        raise
-    _let_run(stopped)
-    names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in moving[:3])
-    raise FreezeError(
-        f"process {names} did not stop within {within_s:.0f} s; the processes run on, and no image was made",
-        hint="it may wait for a file server or a device; try again later",
-    )
-
-
-def _let_run(pids: Iterable[int]) -> None:
-    with held(pids) as processes:
-        send(signal.SIGCONT, processes)
+    with contextlib.ExitStack() as stack:
+        stopped: dict[int, int] = {}
+        moving: list[int] = []
+        deadline_s = clock.monotonic_s() + within_s
+        try:
+            pending: list[tuple[int, int | None]] = [(root, None) for root in roots]
+            while pending and not moving:
+                for pid, parent in pending:
+                    for held_process in stack.enter_context(held([pid])):
+                        # If it is still a child of its parent, which is stopped, the number is that of no other one.
+                        if parent is None or pid in (children_of(parent, proc) or ()):
+                            stopping(pid)
+                            stopped[pid] = held_process
+                            send(signal.SIGSTOP, [held_process])
+                while (
+                    moving := [pid for pid, _ in pending if pid in stopped and not _is_at_rest(pid, proc)]
+                ) and clock.monotonic_s() < deadline_s:
+                    clock.sleep(_LOOK_S)
+                # A process that starts a program stops only after the new process has executed the program. So no
+                # process is stopped before its parent has stopped. A stopped process starts no further ones.
+                pending = [
+                    (new, pid) for pid in stopped for new in children_of(pid, proc) or () if new not in stopped
+                ]
+        except BaseException:
+            send(signal.SIGCONT, stopped.values())
+            raise
+        if moving:
+            send(signal.SIGCONT, stopped.values())
+            names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in moving[:3])
+            raise FreezeError(
+                f"process {names} did not stop within {within_s:.0f} s; the processes run on, and no image was made",
+                hint="it may wait for a file server or a device; try again later",
+            )
+        yield stopped
 
 
 def refuse_stopped(pids: Iterable[int], proc: Path = Path("/proc")) -> None:

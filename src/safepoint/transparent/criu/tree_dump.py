@@ -1,11 +1,11 @@
 """Dumps one process tree with CRIU, and restores it.
 
 A restored process has the number that it had. If a process of this machine has one of these numbers, the tree is
-restored in a new PID namespace, where all numbers are free. It ends when the first process of the namespace, CRIU, is
-killed. To dump it again, CRIU enters that namespace: from outside, it dumps only whole namespaces.
+restored in a new PID namespace, where all numbers are free. The namespace ends when its first process, CRIU, is
+killed. To dump the tree once more, CRIU enters this namespace: from outside, it dumps only whole namespaces.
 
 CRIU does not lock the network, so it leaves no rule of a firewall behind: the caller has stopped both ends of each
-connection between the trees. When a tree is dumped, its processes are still stopped, and when it is restored, too.
+connection between the trees. After a dump, the processes are still stopped. After a restore, they are stopped, too.
 """
 
 import os
@@ -22,6 +22,7 @@ from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.foundation import clock
 from safepoint.foundation.processes import identify, number_inside
 from safepoint.transparent.criu.gate import Gate
+from safepoint.transparent.criu.namespaces import first_process_of
 from safepoint.transparent.criu.program import Criu, failure
 from safepoint.transparent.criu.trees import held, processes_of, send
 
@@ -53,16 +54,18 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
         started: see `Criu.run`.
 
     Raises:
-        FreezeError: CRIU failed; the processes are still stopped.
+        FreezeError: CRIU failed, or the processes are in namespaces in which other programs may be root; the
+            processes are still stopped.
     """
     session = _shell_job(is_outside_led(pid))
-    number = number_inside(pid)
-    inside: list[str] = []
+    arguments = ["--leave-running", "--network-lock", "skip", "--skip-in-flight", *session]
+    number, inside = number_inside(pid), list[str]()
     if number not in {1, pid}:
         _require("nsenter", what="a freeze")
-        inside = ["nsenter", f"--target={pid}", "--pid", "--mount"]
-    arguments = ["--tree", str(number if inside else pid), "--leave-running", "--network-lock", "skip", *session]
-    criu.run("dump", arguments, folder=folder, log=log, started=started, inside=inside)
+        inside = ["nsenter", f"--target={first_process_of(pid)}", "--pid", "--mount"]
+    tree = ["--tree", str(number if inside else pid)]
+    pids = processes_of(pid)
+    criu.run("dump", [*tree, *arguments], folder=folder, log=log, pids=pids, started=started, inside=inside)
 
 
 class TreeRestore:

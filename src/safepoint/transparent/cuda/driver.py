@@ -1,6 +1,6 @@
 """The checkpoint API of NVIDIA's driver, and the two ways to it: `cuda.bindings`, and the tool `cuda-checkpoint`.
 
-Promises: each call is about one process, returns when the driver has done it, and raises `DriverError` otherwise. The
+Promises: each call concerns one process. It returns when the driver has finished, or raises `DriverError`. The
 calling process makes no context, and uses no GPU memory. The order of the calls is in `transparent.cuda.host_copy`.
 """
 
@@ -18,7 +18,7 @@ from safepoint.errors import UnsupportedError
 
 TOOL = "cuda-checkpoint"
 VARIABLE = "SAFEPOINT_CUDA_CHECKPOINT"
-"""The variable with the path of the tool. Where it is set, the tool is used in any case."""
+"""The variable with the path of the tool. If it is set, the tool is used even if `cuda.bindings` is installed."""
 INSTALL = "pip install 'cuda-bindings>=13.0.2', or name NVIDIA's cuda-checkpoint with SAFEPOINT_CUDA_CHECKPOINT"
 _LEAST_CUDA = 12080
 """CUDA 12.8, of driver 570, is the first one with these calls."""
@@ -60,17 +60,18 @@ class CudaDriver(Protocol):
 
         Args:
             pid: the process, which is checkpointed.
-            gpus: for each GPU that the machine had then, by UUID, the GPU that takes its place; empty for the same.
+            gpus: for each GPU of the machine at the checkpoint, by UUID, the GPU that replaces it; empty for the
+                same.
         """
         ...
 
     def unlock(self, pid: int) -> None:
-        """Let the CUDA calls of a locked process go on."""
+        """Let the CUDA calls of a locked process continue."""
         ...
 
 
 class DriverLibrary:
-    """The driver by `cuda.bindings`, which PyTorch's packages with CUDA 13 bring."""
+    """The driver through `cuda.bindings`, which PyTorch's packages with CUDA 13 install."""
 
     name = "cuda.bindings"
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine: which there are, how much of their memory is used, and which take the place of others."""
+"""The GPUs of this machine: their UUIDs, their used memory, and which of them replace the GPUs of another machine."""
 
 import contextlib
 import subprocess
@@ -28,10 +28,10 @@ def used_bytes(pids: Iterable[int]) -> int:
 
 
 def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str]:
-    """Which GPU takes the place of which; empty if all of them are there.
+    """For each GPU of the recorded machine, the GPU that replaces it; empty if this machine has all of them.
 
-    A GPU that is there keeps its place. The driver needs an entry for each GPU that the machine had, and checks that
-    the other GPUs are of the same kind.
+    A GPU that this machine has is not replaced. The driver needs an entry for each GPU of the recorded machine, and
+    checks that the replacements are of the same kind.
 
     Args:
         recorded: the GPUs of the machine on which the processes were frozen.

@@ -1,10 +1,10 @@
-"""A small process that lets CUDA processes run again if Safepoint is killed while their GPU memory is away.
+"""A small process that lets CUDA processes run again if Safepoint is killed while their GPU memory is in host memory.
 
-The state of a CUDA process does not depend on the process that has locked it: without the guard, it would wait for
-ever. The kernel closes the guard's pipe when Safepoint ends. Then the guard waits until no process is stopped or
-traced, because a stopped process cannot answer the driver, and brings all of them back. If the driver refuses, for
-example because another program uses the memory of the GPU now, the guard tries again every second, until the
-processes run or have ended. It has a session of its own, so signals to the group of the command do not reach it.
+A CUDA process stays locked when the process that has locked it ends: without the guard, it would wait for ever. The
+kernel closes the guard's pipe when Safepoint ends. Then the guard waits until no process is stopped or traced,
+because a stopped process cannot answer the driver, and restores all of them. If the driver refuses, for example
+because another program uses the memory of the GPU now, the guard tries again every second, until the processes run or
+have ended. The guard has a session of its own, so signals to the group of the command do not reach it.
 """
 
 import os
@@ -41,12 +41,12 @@ class CudaGuard:
         )
 
     def release(self) -> None:
-        """The processes run or have ended: there is nothing left to watch over."""
+        """End the guard: the processes run or have ended."""
         self._process.kill()
         self._close()
 
     def take_over(self) -> None:
-        """Let the guard bring the processes back. It goes on after Safepoint has ended."""
+        """Let the guard restore the processes. It continues after Safepoint has ended."""
         self._close()
 
     def _close(self) -> None:
@@ -79,7 +79,7 @@ def _is_stopped(process: ProcessId) -> bool:
 
 
 def main() -> None:
-    """Wait for the end of the pipe, then bring the processes back that are named in the arguments."""
+    """Wait for the end of the pipe, then restore the processes that the arguments name."""
     pids = [int(word) for word in sys.argv[1:] if "=" not in word]
     gpus = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     sys.stdin.buffer.read()

@@ -1,6 +1,6 @@
-"""Takes the GPU memory of a process tree into host memory for the time of a dump, and back.
+"""Moves the GPU memory of a process tree to host memory for the time of a dump, and back.
 
-Promises: the processes are locked all or not at all; after any failure they run again, also if Safepoint is killed
+Promises: either all processes are locked, or none. After any failure they run again, even if Safepoint is killed
 (`transparent.cuda.guard`). What is known to fail is refused before a process is locked.
 """
 
@@ -33,7 +33,8 @@ class HostCopy:
         driver: the way to the driver; None if no process uses a GPU.
         pids: the processes that use a GPU.
         gpus: the UUIDs of all GPUs of this machine; empty if no process uses one.
-        since_s: since when they cannot use CUDA, on the monotonic clock; now if no process uses a GPU.
+        since_s: the time since which they cannot use CUDA, on the monotonic clock; the current time if no process
+            uses a GPU.
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class HostCopy:
 def gpu_memory_in_host(
     pids: Iterable[int], *, driver: CudaDriver | None = None, lock_s: float = LOCK_S, proc: Path = Path("/proc")
 ) -> Generator[HostCopy]:
-    """Take the GPU memory of the processes away that use a GPU.
+    """Move the GPU memory of the processes that use a GPU to host memory.
 
-    In the `with` block, call `resume` to let them run on, or end them. After an exception they run on.
+    In the `with` block, call `resume` to let the processes run on, or end them. After an exception they run on.
 
     Args:
         pids: the processes of a tree.
@@ -104,13 +105,13 @@ def gpu_memory_in_host(
 
 
 def places_on_this_machine(recorded: Sequence[str]) -> dict[str, str]:
-    """Check, before processes are restored, that their GPU memory can be.
+    """Check, before processes are restored, that their GPU memory can be restored.
 
     Args:
         recorded: the GPUs of the machine on which the processes were frozen; empty if none was used.
 
     Returns:
-        Which GPU takes the place of which; empty for the same.
+        For each recorded GPU, the GPU that replaces it; empty if the GPUs are the same.
 
     Raises:
         UnsupportedError: this machine has no way to the checkpoint API.
@@ -180,9 +181,9 @@ def _refuse_unfit(driver: CudaDriver, pids: list[int], gpus: Sequence[str], proc
 
 
 def _lock(driver: CudaDriver, pids: list[int], lock_s: float) -> None:
-    """Lock all, or raise FreezeError with all unlocked.
+    """Lock all processes, or raise FreezeError with all processes unlocked.
 
-    A rank that waits for a collective of a rank that is locked already cannot be locked. So all are tried at the same
+    A rank that waits in a collective call for a locked rank cannot be locked. So all ranks are locked at the same
     time, and again if that fails.
     """
     failed: dict[int, str] = {}

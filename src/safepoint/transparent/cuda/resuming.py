@@ -7,7 +7,7 @@ from safepoint.transparent.cuda.driver import CudaDriver, CudaState, DriverError
 
 
 def for_each(pids: Iterable[int], action: Callable[[int], object]) -> dict[int, str]:
-    """Call `action` for all processes at the same time: GPUs copy side by side, and ranks may wait for each other.
+    """Call `action` for all processes at the same time: GPUs copy in parallel, and ranks may wait for each other.
 
     Returns:
         The reason of the driver for each process for which it failed.
@@ -27,7 +27,7 @@ def for_each(pids: Iterable[int], action: Callable[[int], object]) -> dict[int, 
 
 
 def resume(driver: CudaDriver, pids: Iterable[int], gpus: Mapping[str, str] | None = None) -> dict[int, str]:
-    """Restore the GPU memory of the processes that have none, and unlock all. Processes that run are left alone.
+    """Restore the GPU memory of the processes that have none, and unlock all. Running processes are not changed.
 
     Args:
         driver: the way to the driver.

@@ -1,4 +1,4 @@
-"""Finds the processes that use a GPU, and the settings of NCCL without which they could not be restored."""
+"""Finds the processes that use a GPU, and checks the settings of NCCL that a restore needs."""
 
 import contextlib
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ NCCL_SETTINGS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_EN
 """Without them, NCCL maps the memory of other processes and GPUs, which the driver cannot copy."""
 _DEVICE = "/dev/nvidia"
 _NCCL_THREADS = ("pt_nccl", "NCCL")
-"""How PyTorch and NCCL name threads. The library itself is mapped also where no rank uses it."""
+"""How PyTorch and NCCL name threads. A mapped library does not show that NCCL is used: PyTorch always maps it."""
 
 
 def gpu_users(pids: Iterable[int], proc: Path = Path("/proc")) -> list[int]:
-    """Those of the processes that have the device of an NVIDIA GPU open, in the same order.
+    """The processes that have the device of an NVIDIA GPU open, in the given order.
 
     Args:
         pids: the processes.
@@ -25,7 +25,7 @@ def gpu_users(pids: Iterable[int], proc: Path = Path("/proc")) -> list[int]:
 
 
 def refuse_unfit_nccl(pids: list[int], proc: Path = Path("/proc")) -> None:
-    """Look at the settings of processes that are connected by NCCL. A process alone has no such connections.
+    """Check the settings of processes that are connected by NCCL. A single process has no such connections.
 
     Args:
         pids: all processes of a tree that use a GPU.

@@ -1,13 +1,14 @@
 """The images in an object store (docs/process-images.md).
 
-Promises: an image counts as being in the store exactly while its `image.json` is there, which is written last, on the
-condition that there is none. A writer first claims the number of its image, with an object in
-`.safepoint/images/claims`; two writers never write below one name. A writer that was declared dead writes nothing
-more. What is read was fetched to a private folder of this machine, and compared with the digests in the manifest.
+Promises: an image exists exactly while its `image.json` exists, which is written last, on the condition that there is
+none. A writer first claims the number of its image, with an object in `.safepoint/images/claims`, so two writers
+never write below one name. When another process has taken over the claim of a writer that seemed dead, this writer
+writes nothing more. Files are fetched to a private folder of this machine, and compared with the digests in the
+manifest.
 
-The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`), and only such objects
-are deleted: other programs may keep objects below the name, and a stranger may have written the claim. A new image
-gets a number below which there is nothing yet.
+The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`), and only files of an
+image are deleted: other programs may keep objects below the name, and a stranger may have written the claim. A new
+image gets a number whose name has no objects yet.
 """
 
 import contextlib
@@ -181,7 +182,7 @@ class ImageBucket(ImageLocation):
     def locked(self) -> Generator[Path]:
         """See `ImageLocation`: checks that no process writes an image, and deletes what writers have left.
 
-        A process that begins to write afterwards continues the chain of the newest image, which always stays.
+        A process that begins to write afterwards continues the chain of the newest image, which is never deleted.
         """
         for name, item in claims(self._store).items():
             if clock.wall_s() - item.modified_s < CLAIM_LIVES_S:
@@ -210,7 +211,7 @@ class ImageBucket(ImageLocation):
 
 
 def claims(store: Store) -> dict[str, StoredObject]:
-    """The images that are being written or deleted, or that a process has left in the middle of that, by name."""
+    """The images that are being written or deleted, or whose writing or deletion was interrupted, by name."""
     found = {item.key.removeprefix(f"{CLAIMS}/"): item for item in store.list(CLAIMS)}
     return {name: item for name, item in found.items() if number_of(name) is not None}
 

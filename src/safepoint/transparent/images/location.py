@@ -1,11 +1,11 @@
 """The images of a location, and the chains that they form.
 
-Promises: a folder is an image when its name is `image-N` and its manifest has this number; a chain that `chain`
-returns has the very images that the newest one names. One writer at a time.
+Promises: a folder is an image if its name is `image-N` and its manifest has this number. A chain that `chain` returns
+has exactly the images that the newest one names, checked by their digests. One writer at a time.
 
-Images are written and restored by root. Another user who could write to the folder could read the memory in an image,
-lead root's writes to other files, or let root restore another program. So both are refused in such a folder. Reading
-an image executes nothing, and is allowed in every folder.
+Images are written and restored by root. If another user could write to the folder, this user could read the memory in
+an image, redirect root's writes to other files, or let root restore another program. So images are neither written
+nor restored in such a folder. Reading an image executes nothing, and is allowed in every folder.
 """
 
 import contextlib
@@ -171,7 +171,7 @@ class ImageLocation:
     def fetch(
         self, manifest: ImageManifest, is_needed: Callable[[str], bool], *, progress: Progress | None = None
     ) -> None:
-        """Make some files of an image readable at `path`. Nothing is to be done for a folder.
+        """Make some files of an image readable at `path`. For a folder, this does nothing.
 
         Args:
             manifest: the image.
@@ -220,10 +220,10 @@ class ImageLocation:
         return None if self.key is None else ImageProtection.new(self.key, is_encrypted=self._is_encrypting)
 
     def parent(self) -> list[ImageManifest]:
-        """The chain that a new image may continue: that of the newest image.
+        """The chain that a new image may continue: the chain of the newest image.
 
-        There is none if that chain is full or invalid, if another user may have written it, or if it is not protected
-        as new images are.
+        The result is empty if that chain is full or invalid, if another user may have written it, or if its
+        protection differs from that of new images.
         """
         for name in self.names()[:1]:
             with contextlib.suppress(ImageError, UsageError, OSError):
@@ -353,7 +353,7 @@ class NewImage:
         location: where it will be.
         working: a private folder for temporary files.
         number: its number.
-        destination: from the folder of its files, what makes them count as an image.
+        destination: makes the destination of the commit from the folder with the files.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ _MOST_TEXT = 200
 
 
 def image_name(number: int) -> str:
-    """The name of the folder of an image."""
+    """The name of an image's folder."""
     return f"image-{number}"
 
 
@@ -182,7 +182,7 @@ class Machine:
     """Where the processes were frozen.
 
     Args:
-        architecture: of the processor, as `uname -m` prints it.
+        architecture: the processor's architecture, as `uname -m` prints it.
         kernel: the release of the kernel.
         criu: the version of CRIU.
         gpus: the UUIDs of all its GPUs if a process used one; otherwise empty.
@@ -209,7 +209,7 @@ class ProtectionFacts:
         key_id: names the key, 16 hex digits.
         salt: the random bytes from which the keys of the image's files are derived, 64 hex digits.
         is_encrypted: whether the files are encrypted; otherwise they are only authenticated.
-        mac: the code that authenticates the manifest, 64 hex digits: that of the manifest with the code `UNSIGNED`.
+        mac: the code that authenticates the manifest, 64 hex digits. It is computed with `UNSIGNED` in its place.
     """
 
     key_id: str
@@ -234,7 +234,7 @@ class ImageManifest:
         parts: its process trees.
         files: every file but the manifest, sorted by path.
         protection: how the files are protected; None if they are not.
-        read_from: the bytes from which the manifest was read, also with fields that only a later release knows; empty
+        read_from: the bytes from which the manifest was read, including fields that only a later release knows; empty
             for a new manifest.
     """
 

@@ -1,7 +1,7 @@
-"""From an image back to the folders that CRIU restores from, and the verification of an image.
+"""Verifies an image, and writes the folders from which CRIU restores its processes.
 
-Promises: every file that `materialise` writes is byte for byte what CRIU had written; otherwise there is an
-`ImageError`, and the caller must not start CRIU. All checks of docs/process-images.md are made here.
+Promises: every file that `materialise` writes is byte for byte what CRIU had written; otherwise it raises
+`ImageError`, and the caller must not start CRIU. docs/process-images.md lists all checks.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
 _MOST_OPEN = 256
-"""If a chain has more page files, their regions are opened when they are read: a process may have few descriptors."""
+"""If a chain has more page files than this, each file of regions is open only while it is read, because the number of
+descriptors of a process is limited."""
 _MODE = 0o600
 
 
@@ -39,7 +40,8 @@ def verify(location: ImageLocation, name: str, *, deep: bool, progress: Progress
     Args:
         location: where it is.
         name: the image.
-        deep: also read every file and every page, and compare their digests; otherwise manifests, names and sizes.
+        deep: read every file and every page, and compare their digests. If False, only manifests, names and sizes are
+            checked.
         progress: called with the number of bytes of pages read since the last call.
 
     Raises:
@@ -74,7 +76,7 @@ def materialise(
         StorageError: `target` has too little space.
         OSError: files cannot be read or written.
     """
-    # The digests of regions are compared when these are read, and those of CRIU's files when they are copied.
+    # The digests of regions are compared while the regions are read, and those of CRIU's files while they are copied.
     with _opened(location, name, has_pages=True, is_read=is_table) as image:
         needed = raw_bytes(image.manifest) + _SPARE_BYTES
         if free_bytes(target) < needed:
@@ -139,7 +141,7 @@ class _OpenImage:
         return [(table, self._files) for table in self.tables.values()]
 
     def check_pagemaps(self) -> None:
-        """Each pagemap has the pages of one table, and each table has one pagemap."""
+        """Raise ImageError unless each pagemap has the pages of one table, and each table has one pagemap."""
         for number, part in enumerate(self.manifest.parts):
             pages_of = {one.file: one.num_pages for one in part.page_files}
             folder = part_name(number)
@@ -156,15 +158,16 @@ class _OpenImage:
                 pagemap = read_pagemap(data, entry.path)
                 if pages_of.pop(pagemap.pages_id, 0) != pagemap.num_pages:
                     raise ImageError(f"{entry.path} and the table of its pages differ; the image was not used")
-            if any(pages_of.values()):
-                raise ImageError(f"pages-{min(pages_of)} of {folder} has no pagemap; the image was not used")
+            missing = [file for file, num_pages in pages_of.items() if num_pages]
+            if missing:
+                raise ImageError(f"pages-{min(missing)} of {folder} has no pagemap; the image was not used")
 
 
 @contextlib.contextmanager
 def _opened(
     location: ImageLocation, name: str, *, has_pages: bool, is_read: Callable[[str], bool]
 ) -> Generator[_OpenImage]:
-    """Open an image after all checks that need no pages.
+    """Check an image as far as possible without its pages, and open it.
 
     Args:
         location: where it is.
@@ -224,7 +227,7 @@ def _copy(source: ProtectedFile, target: Path, entry: FileEntry) -> None:
 
 
 def _check_content(file: ProtectedFile, digester: FileDigester, entry: FileEntry) -> None:
-    """Compare the content of a file with its entry. What is read with a key was authenticated already."""
+    """Compare the content of a file with its entry, unless its key has authenticated it while it was read."""
     if file.is_authenticated:
         return
     digester.update(memoryview(file.tags()))

@@ -16,11 +16,11 @@ from safepoint.transparent.secret_folders import secret_folder
 
 
 def key_of(path: Path | None, *, is_made: bool) -> ImageKey | None:
-    """The key in a file that a person has named, or else this user's own one.
+    """The key in the file that a person has named; without such a file, this user's own key.
 
     Args:
         path: the file; None for this user's own key.
-        is_made: whether to make this user's own key if there is none; otherwise the result is None then.
+        is_made: whether to make this user's own key if there is none. If False, the result is None in that case.
 
     Raises:
         StorageError: the key cannot be read.

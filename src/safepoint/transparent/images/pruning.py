@@ -1,8 +1,8 @@
-"""Deletes the images that no policy keeps, and that no image needs which stays.
+"""Deletes the images that no policy keeps, and that no kept image needs.
 
-These always stay: the newest image, the newest valid one, those that a process reads, damaged ones, and the images
-that any of these needs. An image whose manifest cannot be read, such as one of a newer release, may need any image
-that is older, so those stay, too.
+These images are always kept: the newest image, the newest valid one, those that a process reads, damaged ones, and
+the images that any of these needs. An image whose manifest cannot be read, such as one of a newer release, may need
+any older image, so older images are kept, too.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ class Pruned:
 
     Args:
         deleted: the images that are gone, newest first.
-        needed: the images that no policy keeps, but an image that stays needs, or may need.
+        needed: the images that no policy keeps, and that a kept image needs or may need.
         unreadable: the images whose manifests cannot be read, newest first: they may need any older image.
-        failed: those that could not be deleted, each with the reason.
+        failed: the images that could not be deleted, each with the reason.
     """
 
     deleted: tuple[ImageManifest, ...] = ()
@@ -39,7 +39,7 @@ def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bo
 
     Args:
         location: where the images are.
-        policies: which to keep; the number of an image takes the place of a checkpoint's step.
+        policies: which to keep; the number of an image replaces a checkpoint's step.
         is_dry_run: only find out what would be deleted.
 
     Raises:
@@ -63,7 +63,7 @@ def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bo
 
 
 def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
-    """What would be deleted, and what stays only because other images need it."""
+    """What would be deleted, and what is kept only because other images need it."""
     manifests: dict[str, ImageManifest] = {}
     unreadable: list[str] = []
     for name in location.names():

@@ -1,4 +1,4 @@
-"""From the folders that CRIU has written to an image: pages by content, everything else unchanged."""
+"""Stores the folders that CRIU has written as an image: pages by content, everything else unchanged."""
 
 import logging
 import os
@@ -128,8 +128,9 @@ def store_dumps(
             elif is_criu_name(name):
                 digest = _copy(dump.folder / name, target / name, protect(name))
                 entries.append(FileEntry.of(f"{folder}/{name}", digest))
-        if any(pages_of.values()):
-            raise ImageError(f"CRIU's pages-{min(pages_of)}.img is missing; the image was not kept")
+        missing = [file for file, num_pages in pages_of.items() if num_pages]
+        if missing:
+            raise ImageError(f"CRIU's pages-{min(missing)}.img is missing; the image was not kept")
         parts.append(
             Part(
                 root_pid=dump.root_pid,
@@ -156,8 +157,8 @@ def _continued(
 ) -> tuple[Sequence[ImageManifest], OlderPages | None]:
     """The chain that a new image can continue, and the pages to which the new image may refer.
 
-    The tables of the newest image in the chain are checked as for a restore: an image that refers to a page as a
-    wrong table does could not be restored, and its processes would be lost.
+    The tables of the newest image in the chain are checked as for a restore, because the new image copies their
+    references. With a wrong reference, it could not be restored, and its processes would be lost.
     """
     if not parent:
         return (), None

@@ -1,7 +1,7 @@
 """What pages contain: whether they are zero, and their digests.
 
-The digest of a page is XXH3-128 with the seed of the chain. The seed is random and only in the image, so data from
-outside of the processes cannot be made to have the digest of another page.
+The digest of a page is XXH3-128 with the seed of the chain. The seed is random and only in the image, so an attacker
+cannot construct data with the digest of another page.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from safepoint.transparent.pages.layout import DIGEST, PAGE_BYTES
 
 _WORDS = PAGE_BYTES // 8
 _SAMPLE = 64
-"""Every how many words a page is looked at first. Few pages that are not zero pass this look."""
+"""First, only every n-th word of a page is compared with zero. Few pages that are not zero pass this test."""
 
 
 def find_zero(pages: memoryview) -> NDArray[np.bool_]:

@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<8s4I5Q16s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableHeader:
-    """What the table of a page file says first.
+    """The header at the beginning of the table of a page file.
 
     Args:
         file: the N of CRIU's `pages-N.img`.
@@ -83,14 +83,14 @@ class TableHeader:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> "TableHeader":
-        """Read a header, and check each of its numbers by itself.
+        """Read a header, and check the range of each of its numbers.
 
         Args:
             data: the first `SIZE_BYTES` bytes of the table.
             name: the name of the file, for messages.
 
         Raises:
-            ImageError: it is no header, of another version, or has numbers beyond the limits.
+            ImageError: the data are not a header, have another version, or have numbers beyond the limits.
         """
         if len(data) < cls.SIZE_BYTES:
             raise ImageError(f"{name} is too short for a table of pages; it was not used")

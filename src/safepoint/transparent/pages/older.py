@@ -1,9 +1,9 @@
 """Finds the pages of an older image that equal new ones, at any place.
 
 A new page is first compared with the page that follows the last match, then looked up in a sorted table of eight
-bytes of each digest. If the older image has more than MOST_LISTED pages, the table has a share of them, which the
-digests choose; each match also gives a distance at which the other pages of the block are compared. So the table
-takes at most 24 MiB, and pages that have moved together are found in an image of any size.
+bytes of each digest. If the older image has more than MOST_LISTED pages, the table has only every second, third …
+page, chosen by digest. After a match, the other pages of the block are compared with the old pages at the same
+distance. So the table takes at most 24 MiB, and pages that have moved together are found in an image of any size.
 """
 
 import itertools
@@ -23,16 +23,17 @@ _MOST_DISTANCES = 8
 
 
 class OlderPages:
-    """The pages of the image before, as pages that a new image may refer to.
+    """The pages of the previous image, to which a new image may refer.
 
-    A page has a number over all page files of the image before, in the order of `tables`.
+    They are numbered over all page files of the previous image, in the order of `tables`.
     """
 
     def __init__(self, tables: Mapping[tuple[int, int], PageTable], *, most_listed: int = MOST_LISTED) -> None:
         """Build the table for looking up pages.
 
         Args:
-            tables: the tables of the image before, by the numbers of part and page file; `check_runs` accepted them.
+            tables: the tables of the previous image, by the numbers of part and page file; `check_runs` accepted
+                them.
             most_listed: how many pages the table for looking up may have.
         """
         self._places = list(tables)
@@ -63,7 +64,7 @@ class OlderPages:
         return keys[order], numbers[order]
 
     def begin(self, part: int, file: int) -> None:
-        """A page file begins. Its pages are first compared with those of the page file of the same name, if any."""
+        """Begin a page file. Its pages are first compared with those of the old page file with its name, if any."""
         place = (part, file)
         self._distance = int(self._begins[self._places.index(place)]) if place in self._places else 0
 
@@ -75,7 +76,7 @@ class OlderPages:
             digests: their digests, shape (N,). None of the pages is zero.
 
         Returns:
-            For each page the number of an equal page of the image before, or -1; shape (N,).
+            For each page, the number of an equal page of the previous image, or -1; shape (N,).
         """
         found = np.full(len(numbers), -1, np.int64)
         self._compare(found, numbers, digests, self._distance)
@@ -97,7 +98,7 @@ class OlderPages:
     def _compare(
         self, found: NDArray[np.int64], numbers: NDArray[np.int64], digests: NDArray[Any], distance: int
     ) -> None:
-        """Compare the pages that are not found yet with those at a distance."""
+        """Compare the pages that are not found yet with the old pages at a distance."""
         missing = np.flatnonzero(found < 0)
         candidates = numbers[missing] + distance
         is_there = (candidates >= 0) & (candidates < self._begins[-1])
@@ -114,14 +115,14 @@ class OlderPages:
         return digests
 
     def references(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Where pages are stored, as the new image states it.
+        """Where old pages are stored, as references of the new image.
 
         Args:
             numbers: numbers that `find` returned, shape (N,).
 
         Returns:
-            Shape (N,), dtype `RUN`, each with one page. A page that the image before stores is in the first source of
-            the new one; a page that the image before refers to has one source more between.
+            Shape (N,), dtype `RUN`, each with one page. The previous image is the first source of the new image, and
+            the sources of the previous image follow it. So the number of each source is one higher than before.
         """
         places = np.zeros(len(numbers), RUN)
         files: NDArray[np.int64] = np.searchsorted(self._begins, numbers, side="right") - 1

@@ -1,7 +1,7 @@
 """Reads a page file back into the raw stream of pages, through the page files of older images that it refers to.
 
-Promises: the stream that `restore_pages` writes has the digest that was computed when CRIU had written it, or there
-is an `ImageError`. Threads decompress ahead of the write; memory does not depend on the size of the stream.
+Promises: the stream that `restore_pages` writes has the digest of the stream that CRIU wrote; otherwise it raises
+`ImageError`. Threads decompress ahead of the write; memory does not depend on the size of the stream.
 """
 
 import functools
@@ -22,9 +22,11 @@ from safepoint.transparent.pages.regions import RegionFile
 from safepoint.transparent.pages.table import PageFileId, PageTable, pieces
 
 _NUM_CACHED = 32
-"""How many decompressed regions of 256 KiB are kept: pages that equal older ones often come from a few in turn."""
+"""How many decompressed regions of 256 KiB are kept. References to older pages often alternate between a few
+regions."""
 _NUM_TOGETHER = 8
-"""How many pieces of up to 256 KiB a thread reads at a time, because handing over a piece takes a while, too."""
+"""How many pieces of up to 256 KiB a thread reads at a time. One piece would be too little work for a thread
+switch."""
 _ZEROS = bytes(REGION_PAGES * PAGE_BYTES)
 _Piece = tuple[PageFileId, int, int]
 """The page file, the first stored page, and the number of pages."""
@@ -81,7 +83,7 @@ def _read(
 
 
 class _Regions:
-    """The pages of regions; those that were used last are kept. Several threads may use it at the same time."""
+    """Decompressed regions; the last used ones are kept. Several threads may use this cache at the same time."""
 
     def __init__(self, files: Mapping[PageFileId, RegionFile]) -> None:
         self._files = files

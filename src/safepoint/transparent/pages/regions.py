@@ -1,6 +1,6 @@
 """Regions: 64 stored pages that are compressed together, and the file that holds them.
 
-A region is one LZ4 block, or its raw bytes where LZ4 saves less than a sixteenth: then reading it back costs nothing.
+A region is one LZ4 block, or its raw bytes if LZ4 saves less than a sixteenth: raw bytes need no decompression.
 LZ4 releases Python's global lock, so threads compress and decompress on several processors.
 """
 
@@ -17,7 +17,7 @@ from safepoint.transparent.pages.table import PageTable
 from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 
 _LEAST_SAVED = 16
-"""A region is stored compressed if that saves at least one of this many parts."""
+"""A region is stored compressed if that saves at least this fraction of its bytes: 1/n."""
 
 
 def _block() -> Any:
@@ -59,14 +59,14 @@ class RegionFile:
         *,
         is_kept_open: bool = True,
     ) -> None:
-        """Open the file of regions at `path`, which `table` describes, and which has this protection.
+        """Open the file of regions that `table` describes.
 
         Args:
             path: the file.
             table: its table.
             protection: how it is protected.
-            is_kept_open: whether the file stays open until `close`. A file that is not is opened for each region,
-                because a process may have few descriptors.
+            is_kept_open: whether the file stays open until `close`. If False, the file is opened for each region,
+                because the number of descriptors of a process is limited.
 
         Raises:
             ImageError: it has another size than the table states, or another header.

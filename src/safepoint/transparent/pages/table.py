@@ -1,8 +1,8 @@
 """The table of a page file: where each page of a raw stream is stored.
 
-Promises: a table that `PageTable.open` returns has its own digest and exactly the size that its header implies. After
-`check_runs`, each of its runs lies within the stored pages of a page file that exists. The table is mapped, not read,
-unless it is encrypted: it takes 16 bytes for each page, and the kernel may drop them from memory at any time.
+Promises: a table that `PageTable.open` returns matches the digest at its end, and has exactly the size that its
+header implies. After `check_runs`, each of its runs lies within the stored pages of a page file that exists. A table
+takes 16 bytes for each page. Unless it is encrypted, it is mapped, so the kernel may drop it from memory at any time.
 """
 
 import mmap
@@ -50,7 +50,7 @@ class PageFileId(NamedTuple):
 class PageTable:
     """An open table. `runs`, `regions` and `digests` are arrays of its content, and must not be changed.
 
-    A mapped file takes a file descriptor until the table is dropped, or `without_pages` has taken its place.
+    A mapped file takes a file descriptor until the table is deleted. `without_pages` returns a table without one.
     """
 
     def __init__(self, header: TableHeader, arrays: Sequence[NDArray[Any]], name: str) -> None:
@@ -60,10 +60,14 @@ class PageTable:
 
     @classmethod
     def open(cls, path: Path, protection: FileProtection | None = None) -> "PageTable":
-        """Map the table at `path`, which has this protection, and check its size, its digest and its regions.
+        """Map a table, and check its size, its digest and its regions.
+
+        Args:
+            path: the file of the table.
+            protection: how the file is protected; None if it is not.
 
         Raises:
-            ImageError: it is not a table, or was altered.
+            ImageError: the file is not a table, or was altered.
             OSError: the file cannot be read, is a link, or is not a regular file.
         """
         name = path.name
@@ -133,7 +137,7 @@ class PageTable:
         return num_zero, num_own, num_pages - num_zero - num_own
 
     def page_files(self) -> set[PageFileId]:
-        """The page files to which the runs refer; for zero pages, one that does not exist."""
+        """The page files to which the runs refer. Runs of zero pages refer to a page file that does not exist."""
         return {
             PageFileId(*map(int, place))
             for begin in range(0, len(self.runs), _CHUNK_RUNS)
@@ -173,7 +177,9 @@ def _check_digest(content: mmap.mmap | bytes, name: str) -> None:
         for begin in range(0, end, _CHUNK_BYTES):
             hasher.update(view[begin : min(end, begin + _CHUNK_BYTES)])
         if hasher.digest() != bytes(view[end:]):
-            raise ImageError(f"{name} was altered after it was written: its own digest does not match")
+            raise ImageError(
+                f"{name} was altered after it was written: its own digest does not match; it was not used"
+            )
 
 
 def pieces(table: PageTable) -> Iterator[tuple[PageFileId, int, int]]:

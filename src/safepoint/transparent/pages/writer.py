@@ -76,7 +76,7 @@ class WrittenPages:
 
 
 def table_name(file: int) -> str:
-    """The name of the table that takes the place of CRIU's `pages-N.img`."""
+    """The name of the table that replaces CRIU's `pages-N.img`."""
     return f"pages-{file}.table"
 
 
@@ -104,7 +104,7 @@ def write_pages(
         part: the number of the part of the image.
         file: the N of CRIU's `pages-N.img`.
         seed: the seed of the chain.
-        older: the pages of the image before; None for an image that refers to no other.
+        older: the pages of the previous image; None for an image that refers to no other.
         protect: the protection of a file, by its name.
         progress: called with the number of bytes read since the last call.
 
@@ -207,7 +207,7 @@ class _Pages:
             found = self._older.find(inside + self.num_pages, of_others)
             is_equal = found >= 0
             places[inside[is_equal]] = self._older.references(found[is_equal])
-        # Without an equal page, a place is still zero. A hostile image may call a page zero that has another digest.
+        # Without an equal page, a place is still zero. A hostile image may state that another page is zero, too.
         stored = inside[places["image"][inside] < FIRST_SOURCE]
         first = self._regions.num_pages
         places["image"][stored] = THIS_IMAGE

@@ -1,11 +1,11 @@
 """The form of a protected file: its bytes, then a tag of 16 bytes for each 64 KiB of them.
 
-The tags are those of AES-256-GCM. An encrypted file has the encrypted bytes. An authenticated one has its bytes as
-they are, which are the associated data of an empty message, so that a table can still be mapped.
+The tags are those of AES-256-GCM. In an encrypted file, the bytes are encrypted. In an authenticated file, they are
+unchanged, so that a table can still be mapped: they are the associated data of an empty message.
 
 The nonce of a chunk is its number and, in the last byte, whether it is the last one. No nonce is used twice with the
-same key, because each file of each image has a key of its own, and is written once, from its beginning to its end. A
-file that is cut off, or whose chunks are exchanged, has a chunk with another nonce than the one of its tag.
+same key, because each file of each image has a key of its own, and is written once, from its beginning to its end. If
+a file is cut off, or its chunks are exchanged, the nonce of a chunk no longer matches its tag.
 """
 
 import importlib
@@ -30,7 +30,7 @@ class FileProtection:
 
     Args:
         is_encrypted: whether it is encrypted; otherwise it is only authenticated.
-        key: its key, 32 bytes; None if it is not known: then the file is read without comparing its tags.
+        key: its key, 32 bytes; None if it is not known. Without the key, tags are not compared.
     """
 
     is_encrypted: bool
@@ -163,7 +163,7 @@ class ProtectedFile:
         """The `length` bytes from `offset` on. The view may keep a few more bytes in memory.
 
         Raises:
-            ImageError: the file ends before, or was altered.
+            ImageError: the file is too short, or was altered.
             OSError: the file cannot be read.
         """
         if offset + length > self.size_bytes:

@@ -70,7 +70,7 @@ class ImageProtection:
     Args:
         salt: random bytes of this image.
         is_encrypted: whether its files are encrypted; otherwise they are only authenticated.
-        key: its key; None if it is not known, and the image is not encrypted: then nothing is authenticated.
+        key: its key. None if it is not known; then the image must not be encrypted, and nothing is authenticated.
     """
 
     salt: bytes

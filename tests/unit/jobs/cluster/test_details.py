@@ -77,6 +77,20 @@ def test_the_place_in_the_queue() -> None:
     assert "  place       number 2 of those that wait in the queue" in page(waiting, None, [], None, details=found)
 
 
+def test_a_version_that_leads_to_another_path() -> None:
+    """The server of places is an extension of the cluster. No further request is sent."""
+
+    class Hostile(Cluster):
+        def check_name(self, name: str) -> None:
+            ClusterApi.check_name(cast("ClusterApi", self), name)
+
+        def read_once(self, path: str) -> Any:
+            assert path == _ROOT
+            return {"preferredVersion": {"version": "../../api/v1/namespaces/kube-system/secrets?"}}
+
+    assert details(Hostile(), job(queue="gpus")) == NOTHING
+
+
 @pytest.mark.parametrize("failure", [NotFoundError("no such API"), BusyError("503"), None])
 def test_what_cannot_be_read_is_missing(failure: SafepointError | None) -> None:
     for of in (job(queue="gpus"), job(failed=True)) if failure else (job(), job(failed=True)):

@@ -21,6 +21,7 @@ from safepoint.training.context import uploads as uploads_module
 from safepoint.training.context.uploads import Uploader
 from tests.support.checkpoints import commit, keep_final, prepared
 from tests.support.contexts import rank_context
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,14 +42,14 @@ class Scene:
         return Uploader(UploaderPlan(folder=str(self.output.root), location=where, attempt_id="run-1"))
 
     def wait_for(self, step: int) -> None:
-        deadline_s = clock.monotonic_s() + 20
+        deadline_s = clock.monotonic_s() + 20 * PATIENCE
         while step not in self.remote.steps():
             assert clock.monotonic_s() < deadline_s
             time.sleep(0.02)
 
     def wait_for_failing(self, name: str) -> None:
         """Wait until the uploader reports that the upload of `name` has failed."""
-        deadline_s = clock.monotonic_s() + 20
+        deadline_s = clock.monotonic_s() + 20 * PATIENCE
         while (self.status().get("state"), self.status().get("name")) != ("failing", name):
             assert clock.monotonic_s() < deadline_s
             time.sleep(0.02)
@@ -87,7 +88,7 @@ def test_one_that_died_is_started_for_the_end(scene: Scene) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it has ended, and who started it is left to find that out
     commit(scene.output, 20)
-    assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20)
+    assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20 * PATIENCE)
     assert scene.remote.steps() == [20, 10]
 
 
@@ -107,7 +108,7 @@ def test_a_stop_during_the_last_uploads_is_no_success(scene: Scene) -> None:
     waiting = threading.Thread(target=lambda: results.append(uploads.finish(newest_only=False, deadline_s=None)))
     waiting.start()
     scene.wait_for_failing("final")  # the final model is tried only on request
-    results.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20))
+    results.append(uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20 * PATIENCE))
     waiting.join(20)
     assert scene.remote.steps() == [10]
     assert results == [False, False]
@@ -117,14 +118,14 @@ def test_a_file_that_vanished_does_not_end_the_uploader(scene: Scene) -> None:
     """That checkpoint fails and is reported; the next one is uploaded."""
     (scene.output.root / "checkpoint-10" / "model.safetensors").unlink()
     uploads = scene.start()
-    deadline_s = clock.monotonic_s() + 20
+    deadline_s = clock.monotonic_s() + 20 * PATIENCE
     while (failure := uploads.failure()) is None:
         assert clock.monotonic_s() < deadline_s
         time.sleep(0.05)
     assert "model.safetensors" in failure
     commit(scene.output, 20)
     scene.wait_for(20)
-    assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20)
+    assert uploads.finish(newest_only=True, deadline_s=clock.monotonic_s() + 20 * PATIENCE)
 
 
 @pytest.mark.parametrize("newest_only", [True, False])

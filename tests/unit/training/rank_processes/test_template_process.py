@@ -53,7 +53,10 @@ def bear(template: TemplateProcess) -> tuple[int, ...] | None:
     ("code", "reason"),
     [
         ("link.sendall(b'\\xff' * 4096); time.sleep(600)", "it announced a message of 4294967295 bytes"),
-        ("link.sendall(struct.pack('<II', 5, 0) + b'hello'); time.sleep(600)", "it sent what is no message"),
+        (
+            "link.sendall(struct.pack('<II', 5, 0) + b'hello'); time.sleep(600)",
+            "it sent something that is not a message",
+        ),
         ("sys.exit(3)", "it has ended"),
         ("send('Born', pids=[1]); time.sleep(600)", "it sent a message that does not fit"),
         (

@@ -102,6 +102,16 @@ def test_nothing_is_left_of_an_image_that_fails(location: ImageLocation, tmp_pat
         store_dumps(image, [Dump(folder=folder, root_pid=100, program="python")], MACHINE)
 
 
+def test_the_message_names_the_file_that_is_missing(location: ImageLocation, tmp_path: Path) -> None:
+    """A process without pages has no file of pages, which is no error: the message does not name this file."""
+    folder = dump(tmp_path / "dump", {100: pages(1, 4), 200: pages(2, 4)})
+    (folder / "pages-1.img").unlink()
+    (folder / "pagemap-100.img").write_bytes(pagemap(1, []))
+    (folder / "pages-2.img").unlink()
+    with pytest.raises(ImageError, match=r"pages-2\.img is missing"), location.writing() as image:
+        store_dumps(image, [Dump(folder=folder, root_pid=100, program="python")], MACHINE)
+
+
 def test_a_full_target_is_refused_first(
     location: ImageLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ def storage(
     step_time: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Time of a training step: a save begins at the end of a step.", show_default="0s"
+            metavar="TIME", help="Time of a training step. A save waits for the end of the step.", show_default="0s"
         ),
     ] = None,
     snapshot_slots: Annotated[
@@ -189,7 +189,7 @@ def storage(
             "--for",
             metavar="JOB|FILE",
             help="Read the settings from a job and its newest checkpoint, or from a JSON file with "
-            "TrainingArguments. Options on the command line replace them.",
+            "TrainingArguments. Options on the command line override these settings.",
         ),
     ] = None,
     compare: Annotated[
@@ -210,8 +210,8 @@ def storage(
     The command reads the shape of the model and no weights. It computes the size of a checkpoint with the strategy
     and the optimizer, the disk space that a node needs, and how long a save, an upload and a resume take.
 
-    OpenShift AI's documents compute the disk space of a pod with a formula. The output has one row for each term of
-    this formula. The column DOCUMENTS has the value by the documents, and the column SAFEPOINT has what Safepoint
+    OpenShift AI's documents have a formula for the disk space of a pod. The output has one row for each term of this
+    formula. The column DOCUMENTS has the value that the formula gives, and the column SAFEPOINT has what Safepoint
     needs.
 
     Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 10 there is no such job; 13 the file of

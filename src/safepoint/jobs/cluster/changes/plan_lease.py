@@ -43,7 +43,7 @@ def _holder(document: Object, now_s: float) -> str | None:
 
 
 class PlanLease:
-    """The lease that one command may have. At the end of the `with` block, the command gives it back.
+    """The lease that one command may have. At the end of the `with` block, the command releases it.
 
     Args:
         api: the API of the cluster, in the namespace of the plan.

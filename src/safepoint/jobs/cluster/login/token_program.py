@@ -24,7 +24,7 @@ def token_from(program: UserExec) -> str:
     """The token that a program prints.
 
     Args:
-        program: as the kubeconfig describes it.
+        program: the program, as the kubeconfig describes it.
 
     Raises:
         ConfigError: the program failed, gave no token in time, or printed too much.

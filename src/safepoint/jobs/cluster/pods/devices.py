@@ -17,7 +17,7 @@ def devices_of(trainer: Any, pods: Sequence[Object]) -> tuple[int | None, int | 
 
     Args:
         trainer: the part `spec.trainer` of the TrainJob, which may state the resources.
-        pods: of the job; if the TrainJob states no resources, those of its runtime are in the pods.
+        pods: the pods of the job. They have the resources of the runtime if the TrainJob states none.
     """
     containers = [one for pod in training_pods(pods)[:1] for one in items(pod, "spec", "containers")]
     found = [at(trainer, "resourcesPerNode")]

@@ -22,7 +22,7 @@ class SubmittedRecord:
     """A job as it was submitted.
 
     Args:
-        arguments: of its program.
+        arguments: the arguments of its program.
         settings: the options of its run; None if they are not valid.
         ranks_per_node: ranks in each pod; None if the runtime decides.
         model_uri: the `storageUri` of the model that its initializer fetches.

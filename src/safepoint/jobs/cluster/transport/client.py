@@ -70,7 +70,7 @@ class Client:
 
     Args:
         connection: the cluster and the identity.
-        within_s: for how long a request is repeated while the server is busy or out of reach.
+        within_s: how long a request is repeated while the server is busy or out of reach.
     """
 
     def __init__(self, connection: Connection, *, within_s: float) -> None:
@@ -224,7 +224,7 @@ class Client:
         Args:
             path: the path of the request.
             query: its parameters.
-            read_s: for how long the server may send nothing; None for no limit.
+            read_s: how long the server may send nothing; None for no limit.
             most_line_bytes: longer lines are split; None for 1 MiB.
         """
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S, read=read_s)

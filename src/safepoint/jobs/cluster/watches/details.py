@@ -67,8 +67,9 @@ def _place_in_queue(api: ClusterApi, queue: str, uid: str) -> int | None:
     """The place in the queue, from Kueue's own server, which not every cluster has."""
     api.check_name(queue)
     version = at(api.read_once(_VISIBILITY), "preferredVersion", "version")
-    if version is None:
+    if not isinstance(version, str):
         return None
+    api.check_name(version)  # it comes from a server, and must not lead to another path
     path = f"{_VISIBILITY}/{version}/namespaces/{api.namespace}/localqueues/{queue}/pendingworkloads"
     listed = items(api.read_once(path), "items")
     place = next((at(item, "positionInLocalQueue") for item in listed if uid in owners_of(item)), None)

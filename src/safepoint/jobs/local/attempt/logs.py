@@ -75,7 +75,8 @@ def read_logs(
             of this step is read. If None, and `ranks` or `nodes` is given, the installation of packages is the only
             step whose output is read.
         is_over: if given, new lines are read until this function returns True. If not, only existing lines are read.
-        last_bytes: begin this many bytes before the end of each file; None for its beginning.
+        last_bytes: begin with the first line that begins in the last `last_bytes` bytes of each file; None for the
+            beginning of the file.
     """
     tails: dict[Path, _Tail] = {}
     while True:

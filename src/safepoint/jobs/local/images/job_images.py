@@ -1,7 +1,7 @@
 """Freezes a job of this machine into a process image, and restores its processes.
 
 The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended:
-`thaw` lets its processes go on in the middle of a step. So does `resume`, unless there is a newer checkpoint.
+`thaw` lets its processes continue in the middle of a step. So does `resume`, unless there is a newer checkpoint.
 """
 
 import contextlib
@@ -266,7 +266,7 @@ def _image_with_nodes(history: History, job: JobRecord) -> str:
 
 
 def _refuse_full(history: History, job: JobRecord) -> None:
-    """Raise ConflictError if other jobs have the slots, or the very GPUs of the job."""
+    """Raise ConflictError if other jobs have the slots or the GPUs of the job."""
     others = [other for other in history.jobs(slots.CONCERNED) if other.name != job.name]
     own = {gpu for node in history.nodes(job.name, job.attempt) for gpu in node.gpus}
     for other in others:

@@ -1,4 +1,4 @@
-"""Writes the images of checkpoint files (their future bytes, in memory) to durable files, on two threads.
+"""Writes the images of checkpoint files (the bytes of files, in memory) to durable files, on two threads.
 
 One thread computes the checksums and the digest, the other writes. Both process the bytes that have already been
 copied into the image (`Source.available`), so they begin before the copying has ended. Writes bypass the page cache

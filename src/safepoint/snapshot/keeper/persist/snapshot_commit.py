@@ -177,7 +177,8 @@ def commit_snapshot(
     """Write, digest, fsync and commit a snapshot; then prune older checkpoints.
 
     Each node writes its part. Node 0 commits when it has all parts; the other nodes wait for node 0's outcome. If
-    there is no room for the checkpoint, node 0 first deletes older ones, as far as the policies allow: `thinning`.
+    there is no room for the checkpoint, node 0 first deletes older ones that the policies allow to delete:
+    `thinning`.
 
     Args:
         snapshot: the snapshot, with the facts that the first rank has sent.

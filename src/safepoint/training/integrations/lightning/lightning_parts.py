@@ -172,7 +172,7 @@ def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def _is_alike(value: Any, own: Any) -> bool:
-    """Whether a value from a checkpoint can take the place of a callback's own. None stands for one not known yet."""
+    """Whether a value from a checkpoint can replace a callback's own. None stands for a value not known yet."""
     if value is None or own is None:
         return True
     if isinstance(own, torch.Tensor):

@@ -1,6 +1,6 @@
 """Trains the model of a job's only rank without DistributedDataParallel.
 
-A rank has the variables of a process group, also if it is the only one, so Accelerate would wrap the model in
+A rank has the variables of a process group, even if it is the only one, so Accelerate would wrap the model in
 DistributedDataParallel. That copies all gradients in each step (2.6 ms for a small model on a CPU) and changes no
 bit, because the sum over one rank is the gradient itself.
 """
@@ -18,7 +18,7 @@ def train_unreplicated(accelerator: Any, overrides: Overrides) -> None:
 
     Args:
         accelerator: the Trainer's; the job has one rank.
-        overrides: of the call of `train`.
+        overrides: the overrides in the call of `train`.
     """
     overrides.override(accelerator, "prepare_model", _prepare)
 

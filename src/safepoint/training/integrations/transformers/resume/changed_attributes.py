@@ -1,6 +1,6 @@
 """Which attributes of a trainer its training can change, found in the code of the script and its libraries.
 
-A checkpoint contains numbers that a training has counted. Someone else may have written it, with numbers in the place
+A checkpoint contains numbers that a training has counted. Someone else may have written it, with numbers instead
 of settings, such as the weight of a part of the loss or the longest text to generate. Such a number would change what
 the script trains, and each later checkpoint would contain it. So a number is restored only if some code sets the
 attribute after the trainer was made.

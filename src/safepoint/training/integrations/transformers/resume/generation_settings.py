@@ -30,7 +30,7 @@ def restore_generation_settings(model: Any, saved: Any) -> None:
 
 
 def load_generation_settings(model: Any, saved: Any) -> None:
-    """Set the values from a checkpoint that an evaluation may have set: defaults in the place of missing values.
+    """Set the values from a checkpoint that an evaluation may have set: defaults replace missing values.
 
     All other values stay those of the script. Someone else may have written the checkpoint: with a million beams, an
     evaluation would fill the memory, and with invalid settings, transformers would not save the model any more.

@@ -4,7 +4,7 @@
   them, so a resume in the middle of an epoch starts the epoch from the same states;
 - the loss accumulated since the last log line, and the totals for the average at the end;
 - work that was due at the step and was deferred for a quick exit: an evaluation, the end of an epoch;
-- what trainers count (`counters`);
+- the counts of trainers built on the Trainer (`counters`);
 - the settings for generating, if an evaluation changed them;
 - the states of generators of the data loader and its samplers, which determine the order of the data;
 - the random number states for the batches that were read ahead, and not trained on yet;
@@ -97,7 +97,7 @@ class LossTotals:
         )
 
     def restore(self, trainer: Any) -> None:
-        """Set the totals on a Trainer whose loop starts next."""
+        """Set the totals on a Trainer before its loop starts."""
         trainer._tr_loss = torch.full_like(trainer._tr_loss, self.since_log)
         trainer._total_loss_scalar = self.total
         trainer._globalstep_last_logged = self.last_logged_step
@@ -246,7 +246,7 @@ class RollbackPoint:
     """A step boundary that the Trainer can go back to within the next step.
 
     Parameters and optimizer state are not copied, because they change only in `optimizer.step`. This object copies
-    all counters, and the buffers that a forward pass may change (not those of a quantized base model of adapters).
+    all counters, and the buffers that a forward pass may change (but not those of a quantized base model).
 
     Args:
         trainer: the Trainer, at a step boundary.

@@ -1,0 +1,72 @@
+"""Finds the namespaces that a restore has made, so that CRIU can enter them.
+
+CRIU runs there as root, and its program and libraries are looked for in the mounts of the namespace. A user can make
+namespaces of their own, and a container has other files: there, another program would run as root of this machine.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from safepoint.errors import FreezeError
+from safepoint.foundation.processes import kernel_lines, number_inside, user_of
+
+_OWNER_OF_NAMESPACE = 0xB701
+"""NS_GET_USERNS, see ioctl_ns(2)."""
+_KINDS = ("pid", "mnt")
+
+
+def first_process_of(pid: int, proc: Path = Path("/proc")) -> int:
+    """The first process of the PID namespace of a process. It belongs to this user, as CRIU does after a restore.
+
+    Args:
+        pid: a process in another PID namespace.
+        proc: where the proc file system is mounted.
+
+    Raises:
+        FreezeError: CRIU must not run there.
+    """
+    try:
+        first = _first_above(pid, proc)
+        if first is not None and user_of(first) == os.getuid() and _is_of_this_machine(proc / str(first), proc):
+            return first
+    except OSError:  # a process has ended
+        pass
+    raise FreezeError(
+        f"process {pid} is in a container, or in namespaces of its user, in which CRIU must not run as root; the "
+        "processes run on, and no image was made",
+        hint="run the command in the container; or freeze the first process of the namespace",
+    )
+
+
+def _first_above(pid: int, proc: Path) -> int | None:
+    """The nearest process above `pid` that is the first one of its PID namespace, which must be that of `pid`."""
+    namespace = os.stat(proc / str(pid) / "ns/pid")
+    while pid:
+        if not os.path.samestat(os.stat(proc / str(pid) / "ns/pid"), namespace):
+            return None
+        if number_inside(pid) == 1:
+            return pid
+        pid = _parent_of(pid, proc)
+    return None
+
+
+def _parent_of(pid: int, proc: Path) -> int:
+    for line in kernel_lines(proc / str(pid) / "status"):
+        if line.startswith(b"PPid:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _is_of_this_machine(process: Path, proc: Path) -> bool:
+    """Whether only root of this machine can have mounted anything there, and the root folder is the same as here."""
+    own = os.stat(proc / "self/ns/user")
+    for kind in _KINDS:
+        with open(process / "ns" / kind, "rb") as namespace:
+            owner = fcntl.ioctl(namespace, _OWNER_OF_NAMESPACE)
+        try:
+            if not os.path.samestat(os.fstat(owner), own):
+                return False
+        finally:
+            os.close(owner)
+    return os.path.samestat(os.stat(process / "root"), os.stat("/"))

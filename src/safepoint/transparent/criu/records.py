@@ -1,0 +1,124 @@
+"""Reads records of CRIU's images: the files that processes have open, and the users of processes.
+
+A file has two magic numbers and records. Each record is its length, 4 bytes, and a protobuf message. The numbers of
+fields are those of CRIU 4.2 (`images/*.proto`).
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from safepoint.errors import ImageError
+from safepoint.foundation.shared_folders.opening import open_regular
+
+_MAGIC_BYTES = 8
+_LENGTH = struct.Struct("<I")
+_NUMBER, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+"""The kinds of fields in protobuf."""
+_FIXED = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
+_MOST_VARINT_BYTES = 10
+_REGULAR, _ID, _NAME = 3, 1, 6
+"""`file_entry.reg`, `reg_file_entry.id` and `reg_file_entry.name`."""
+_ORIGINAL = 1
+"""`remap_file_path_entry.orig_id`."""
+_THREAD, _CREDENTIALS, _USERS = 5, 10, (1, 3, 4)
+"""`core_entry.thread_core`, `thread_core_entry.creds`, and the real, the effective and the saved user."""
+
+Fields = dict[int, list[int | bytes]]
+
+
+def open_paths(folder: Path) -> list[str]:
+    """The paths of all files and folders that the processes have open or mapped, or are in.
+
+    Files that were deleted before the dump are left out: CRIU makes them again from the image.
+
+    Args:
+        folder: the folder of a part, with CRIU's files.
+
+    Raises:
+        ImageError: a file of CRIU is malformed.
+        OSError: a file cannot be read.
+    """
+    made = {fields[_ORIGINAL][0] for fields in _messages(folder / "remap-fpath.img") if fields.get(_ORIGINAL)}
+    found: list[str] = []
+    for entry in _messages(folder / "files.img"):
+        for data in entry.get(_REGULAR, ()):
+            fields = _fields(_as_bytes(data))
+            if fields.get(_NAME) and fields.get(_ID, [0])[0] not in made:
+                found.append(_as_bytes(fields[_NAME][0]).decode(errors="surrogateescape"))
+    return found
+
+
+def users_of(folder: Path) -> set[int]:
+    """The users as whom the processes run; see `open_paths`."""
+    found: set[int] = set()
+    for path in folder.glob("core-*.img"):
+        for core in _messages(path):
+            for thread in core.get(_THREAD, ()):
+                for credentials in _fields(_as_bytes(thread)).get(_CREDENTIALS, ()):
+                    fields = _fields(_as_bytes(credentials))
+                    found |= {number for one in _USERS for number in fields.get(one, ()) if isinstance(number, int)}
+    return found
+
+
+def _messages(path: Path) -> list[Fields]:
+    """All records of a file; none if there is no such file."""
+    try:
+        with open_regular(path) as file:
+            data = file.read()
+    except FileNotFoundError:
+        return []
+    try:
+        return [_fields(record) for record in _records(data)]
+    except ValueError as error:
+        raise ImageError(f"CRIU's {path.name} cannot be read: {error}; nothing was restored") from error
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    position = _MAGIC_BYTES
+    while position < len(data):
+        if position + _LENGTH.size > len(data):
+            raise ValueError("it is cut off")
+        (length,) = _LENGTH.unpack_from(data, position)
+        begin = position + _LENGTH.size
+        position = begin + length
+        if position > len(data):
+            raise ValueError("it is cut off")
+        yield data[begin:position]
+
+
+def _fields(record: bytes) -> Fields:
+    found: Fields = {}
+    position = 0
+    while position < len(record):
+        key, position = _varint(record, position)
+        kind = key & 7
+        if kind == _NUMBER:
+            value, position = _varint(record, position)
+        else:
+            if kind == _BYTES:
+                length, position = _varint(record, position)
+            elif kind in _FIXED:
+                length = _FIXED[kind]
+            else:
+                raise ValueError(f"field {key >> 3} has the unknown kind {kind}")
+            value, position = record[position : position + length], position + length
+            if position > len(record):
+                raise ValueError("a field is cut off")
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def _varint(record: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for shift, byte in enumerate(record[position : position + _MOST_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, position + shift + 1
+    raise ValueError("a number is cut off or too large")
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ImageError("CRIU's files have fields of another kind than those of CRIU 4.2; nothing was restored")
+    return value
