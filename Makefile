@@ -7,7 +7,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs install-images test-images test-images-core test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
+.PHONY: help venv demo surface test test-long test-strategies test-versions test-versions-smoke test-openshift-images test-s3 install-browser test-browser test-browser-core test-nfs install-images test-images test-images-core test-images-long test-cluster test-cluster-core test-cluster-long test-gpu check lint bench clean
 
 # Every rank of every test is a new interpreter: modules are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -91,6 +91,9 @@ test-images-core: $(INSTALLED) ## of these: frozen and restored bit for bit, who
 	if $(MAKE) install-images; then $(PYTEST) -n 0 -m 'images and not long' tests/images \
 	  -k 'on_bit_for_bit or another_key or damaged or full_folder'; fi
 
+test-images-long: $(INSTALLED) ## each way to freeze and restore, ten times (an hour)
+	if $(MAKE) install-images; then $(PYTEST) -n 0 -m 'images and long' tests/images; fi
+
 test-cluster: $(INSTALLED) ## jobs on a real Kubernetes, built with Go: Linux and root (half an hour to build it the first time)
 	if $(BIN)/python -m tests.support.cluster build; then $(PYTEST) -m 'cluster and not long' tests/cluster; fi
 
@@ -107,7 +110,7 @@ test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one
 	$(PYTEST) -n 4 --dist load -m gpu tests/gpu/test_trainings.py
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (hours)
-	$(PYTEST) -m 'long and not s3 and not cluster' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
+	$(PYTEST) -m 'long and not s3 and not cluster and not images' --deselect tests/ranks/test_nodes.py --deselect tests/ranks/test_strategies.py \
 	  --deselect tests/ranks/test_zero_ranks.py
 	SAFEPOINT_TEST_TRIALS=20 $(PYTEST) tests/ranks/test_nodes.py
 	SAFEPOINT_TEST_KILLS=300 $(PYTEST) tests/storage/test_kills.py

@@ -1,11 +1,14 @@
 """All tests in this folder freeze real processes, with CRIU, as root."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.criu import unavailable
+from safepoint.transparent.criu.program import VARIABLE
+from tests.support.criu import PROGRAM, unavailable
+from tests.support.jobs_local import Place, jobs_in
 
 _NUMBERS = Path("/proc/sys/kernel/pid_max")
 
@@ -23,6 +26,25 @@ def many_numbers() -> Iterator[None]:
 def own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key with which images are made is that of a new user."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Jobs that are never frozen: `alone`, and `pair` with two ranks."""
+    with jobs_in(tmp_path_factory.mktemp("reference")) as place:
+        for name, ranks in (("alone", 1), ("pair", 2)):
+            place.jobs.submit(place.training(name, "--step-ms", "0", ranks_per_node=ranks))
+        for name in ("alone", "pair"):
+            place.complete(name)
+        yield place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with jobs_in(tmp_path) as place:
+        if PROGRAM.exists():
+            os.environ[VARIABLE] = str(PROGRAM)
+        yield place
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,61 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from safepoint.foundation.processes import number_inside, processes_of
-from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
 from safepoint.training.outcome.launcher_folder import running_launchers
-from safepoint.transparent.criu.program import VARIABLE
+from tests.images.places import assert_equal, marks, states
 from tests.images.test_one_tree import occupied
 from tests.support.commands import safepoint
-from tests.support.criu import PROGRAM
-from tests.support.equality import finals, same
-from tests.support.jobs_local import Place, jobs_in
+from tests.support.jobs_local import Place
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """Jobs that are never frozen: `alone`, and `pair` with two ranks."""
-    with jobs_in(tmp_path_factory.mktemp("reference")) as place:
-        for name, ranks in (("alone", 1), ("pair", 2)):
-            place.jobs.submit(place.training(name, "--step-ms", "0", ranks_per_node=ranks))
-        for name in ("alone", "pair"):
-            place.complete(name)
-        yield place
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with jobs_in(tmp_path) as place:
-        if PROGRAM.exists():
-            os.environ[VARIABLE] = str(PROGRAM)
-        yield place
-
-
-def states(name: str) -> list[str]:
-    """The states of the job, in order."""
-    names = {str(state).lower() for state in JobState}
-    with History() as history:
-        return [event.name for event in history.events(name) if event.name in names]
-
-
-def assert_equal(output: Path, reference: Path, num_ranks: int) -> None:
-    ours, theirs = finals(output, num_ranks), finals(reference, num_ranks)
-    for rank in range(num_ranks):
-        assert same(ours[rank], theirs[rank]), f"rank {rank} differs"
-
-
-def marks(place: Place, name: str, rank: int = 0) -> list[str]:
-    return (place.output(name) / f"marks-{rank}").read_text().splitlines()
 
 
 SHAPES = [
@@ -130,14 +90,61 @@ def test_a_job_that_runs_on_can_go_back(place: Place, reference: Place) -> None:
 
 
 def test_a_frozen_job_resumes_from_its_checkpoint(place: Place, reference: Place) -> None:
-    """`resume` instead of `thaw`; the image does not count any more."""
+    """A person asks for the checkpoint; the image does not count any more."""
     place.jobs.submit(place.training("job", "--save-steps", "2"))
     place.wait_for_saved("job")
     assert safepoint("freeze", "job").code == 0, place.story("job")
-    assert safepoint("resume", "job").code == 0
+    assert safepoint("resume", "job", "--from-checkpoint").code == 0
     assert place.complete("job").attempt == 2
     assert_equal(place.output("job"), reference.output("alone"), 1)
     assert place.jobs.job("job").image is None
+
+
+def test_a_frozen_job_resumes_from_what_is_newer(place: Place, reference: Place) -> None:
+    """First from the image, then from the checkpoint, then from the checkpoint because the image is damaged."""
+    place.jobs.submit(place.training("job", "--step-ms", "1500", "--save-steps", "2"))
+    place.wait_for_saved("job")
+    outcome = safepoint("freeze", "job")
+    assert outcome.code == 0, outcome.stderr + place.story("job")
+    outcome = safepoint("resume", "job")
+    assert outcome.code == 0, outcome.stderr
+    assert "image-1" in outcome.stdout
+    assert "the newest checkpoint, of step" in outcome.stdout
+    place.jobs.wait("job", [JobState.RUNNING], timeout_s=120)
+    assert place.jobs.job("job").attempt == 1, place.story("job")
+    assert safepoint("suspend", "job", "--yes").code == 0, place.story("job")
+    assert place.jobs.job("job").was_saved, place.story("job")
+    outcome = safepoint("resume", "job")
+    assert "is newer than" in outcome.stdout, outcome.stderr
+    place.jobs.wait("job", [JobState.RUNNING], timeout_s=120)
+    assert place.jobs.job("job").attempt == 2, place.story("job")
+    outcome = safepoint("freeze", "job", "--json")
+    assert outcome.code == 0, outcome.stderr + place.story("job")
+    next(Path(outcome.document["path"]).rglob("pages-*.regions")).unlink()
+    outcome = safepoint("resume", "job")
+    assert "the process image cannot be used" in outcome.stdout, outcome.stderr
+    assert place.complete("job").attempt == 3
+    assert_equal(place.output("job"), reference.output("alone"), 1)
+
+
+def test_an_image_that_cannot_be_restored_falls_back_to_the_checkpoint(place: Place, reference: Place) -> None:
+    """A page is damaged, which is found only when it is read. The job says so, and continues."""
+    place.jobs.submit(place.training("job", "--save-steps", "2"))
+    place.wait_for_saved("job")
+    outcome = safepoint("freeze", "job", "--json")
+    assert outcome.code == 0, outcome.stderr + place.story("job")
+    path = max(Path(outcome.document["path"]).rglob("pages-*.regions"), key=lambda one: one.stat().st_size)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    outcome = safepoint("resume", "job")
+    assert "image-1" in outcome.stdout, outcome.stderr
+    assert place.complete("job").attempt == 2, place.story("job")
+    [first, _] = place.jobs.attempts("job")
+    assert "could not be restored" in first.outcome
+    assert_equal(place.output("job"), reference.output("alone"), 1)
 
 
 def test_a_job_without_progress_continues_from_its_checkpoint(place: Place, reference: Place) -> None:

@@ -19,9 +19,9 @@ from tests.support.criu import environment
 from tests.support.patience import PATIENCE
 from tests.support.s3_server import free_ports
 
-_PROGRAM = Path(__file__).parents[1] / "programs" / "frozen_training.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "frozen_training.py"
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "USE_LIBUV": "0",
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
@@ -29,7 +29,7 @@ _ENVIRONMENT = {
     "WORLD_SIZE": "2",
 }
 # torchrun's own store uses io_uring, whatever the environment says.
-_LAUNCHER = """
+LAUNCHER = """
 import os, subprocess, sys
 command = [sys.executable, *sys.argv[1:]]
 ranks = [subprocess.Popen(command, env={**os.environ, "RANK": rank}) for rank in "01"]
@@ -57,14 +57,14 @@ class Trainings:
         return path.read_text().splitlines() if path.exists() else []
 
     def start(self, name: str, *words: str) -> int:
-        return self.run(name, [sys.executable, str(_PROGRAM), str(self.folder / name), *words])
+        return self.run(name, [sys.executable, str(PROGRAM), str(self.folder / name), *words])
 
     def run(self, name: str, command: Sequence[str]) -> int:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env={**os.environ, **_ENVIRONMENT, "MASTER_PORT": str(free_ports(1)[0])},
+                env={**os.environ, **ENVIRONMENT, "MASTER_PORT": str(free_ports(1)[0])},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -136,7 +136,7 @@ def occupied(pid: int) -> Generator[None]:
 
 def reference(trainings: Trainings, *words: str) -> list[str]:
     """What a training writes that is never frozen."""
-    subprocess.run([sys.executable, _PROGRAM, trainings.folder / "reference", *words], check=True)
+    subprocess.run([sys.executable, PROGRAM, trainings.folder / "reference", *words], check=True)
     return trainings.output("reference")
 
 
@@ -225,8 +225,8 @@ def test_a_chain_of_three_of_adapters(trainings: Trainings, tmp_path: Path) -> N
 
 def test_two_ranks_of_one_launcher_go_on_bit_for_bit(trainings: Trainings, tmp_path: Path) -> None:
     """DDP over gloo: three processes, with open TCP connections between them, on loopback."""
-    launcher = [sys.executable, "-c", _LAUNCHER, str(_PROGRAM)]
-    environ = {**os.environ, **_ENVIRONMENT, "MASTER_PORT": str(free_ports(1)[0])}
+    launcher = [sys.executable, "-c", LAUNCHER, str(PROGRAM)]
+    environ = {**os.environ, **ENVIRONMENT, "MASTER_PORT": str(free_ports(1)[0])}
     subprocess.run([*launcher, tmp_path / "reference", "200"], env=environ, check=True, capture_output=True)
     pid = trainings.run("out", [*launcher, str(tmp_path / "out"), "200", "0.3"])
     trainings.has_reached("out", 5)

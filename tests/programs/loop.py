@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=30)
     parser.add_argument("--resumed-step-ms", type=float, help="as soon as the run goes on from a checkpoint")
     parser.add_argument("--save-steps", type=int)
+    parser.add_argument("--wait-at", type=int, help="in the middle of this step, rank 0 waits until OUT/go exists")
     parser.add_argument("--accelerate", action="store_true")
     parser.add_argument("--lora", action="store_true", help="train PEFT's adapters")
     options = parser.parse_args()
@@ -61,6 +62,8 @@ def main() -> None:
             for number, (inputs,) in enumerate(batches):
                 if number % 2 == 0:
                     os.write(marks, f"train {run.step_number}\n".encode())
+                while run.step_number == options.wait_at and rank == 0 and not (options.out / "go").exists():
+                    time.sleep(0.05)
                 time.sleep(step_ms / 2000)
                 loss = (model(inputs) - inputs).square().mean() / 2
                 loss.backward()

@@ -7,6 +7,10 @@
 # process of the tree. The files `dumped-PART` and `restored-PART` in the current folder show how far it came.
 action=$1
 shift
+if [ "$action" = --version ]; then
+  echo "Version: 4.2.1"
+  exit 0
+fi
 while [ $# -gt 0 ]; do
   case $1 in
     --images-dir) images=$2 ;;

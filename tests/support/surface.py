@@ -5,9 +5,11 @@ metrics, and the names and signatures of Python.
 New commands are found by themselves; to hold one to the keys of its JSON, give it a line in `documents`.
 """
 
+import importlib
 import inspect
 import json
 import os
+import pkgutil
 import re
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from safepoint.cli.lazy import walk
 from safepoint.cli.main import root
 from safepoint.doctor import examination
 from safepoint.errors import ExitCode
+from safepoint.foundation import events
 from safepoint.foundation.events.stream import Event
 from safepoint.jobs.local import local_jobs
 from safepoint.jobs.local.history import History
@@ -72,7 +75,7 @@ def surface() -> dict[str, Any]:
         "exit_codes": {code.name: int(code) for code in ExitCode},
         "python": {name: _signatures(getattr(package, name)) for name in sorted({*package.__all__} - _KUBEFLOWS)}
         | {f"sdk.{name}": _signatures(getattr(sdk, name)) for name in sorted({*sdk.__all__} - {*package.__all__})},
-        "events": {_event_name(kind): _fields(kind) for kind in sorted(Event.__subclasses__(), key=_event_name)},
+        "events": {_event_name(kind): _fields(kind) for kind in sorted(_kinds_of_events(), key=_event_name)},
         "metrics": _metrics(),
         "json": {name: _shape(document) for name, document in sorted(_documents().items())},
     }
@@ -127,6 +130,12 @@ def _default(value: Any) -> str:
         return "sys.executable"
     text = repr(value)
     return "computed" if "factory" in text or " at 0x" in text else text
+
+
+def _kinds_of_events() -> list[type[Event]]:
+    for module in pkgutil.iter_modules(events.__path__):
+        importlib.import_module(f"{events.__name__}.{module.name}")
+    return [kind for kind in Event.__subclasses__() if kind.__module__.startswith(f"{events.__name__}.")]
 
 
 def _event_name(kind: type[Event]) -> str:

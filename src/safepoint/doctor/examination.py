@@ -6,8 +6,8 @@ from safepoint.doctor.deadline import History, judge_grace, look_at_history
 from safepoint.doctor.finding import Finding, Status
 from safepoint.doctor.machine import judge_clock, judge_dev_shm, judge_memory, judge_open_files, judge_python
 from safepoint.doctor.output_location import Disk, judge_folder, judge_store, look_at_folder, look_at_store
+from safepoint.doctor.process_images import examine_criu, examine_locks, examine_namespaces
 from safepoint.doctor.programs import (
-    examine_criu,
     judge_checkpoint_api,
     judge_gpus,
     judge_torch,
@@ -23,19 +23,21 @@ _STORE_S = 8.0
 _PROGRAMS_S = 15.0
 
 
-def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> list[Finding]:
+def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float, images: Path) -> list[Finding]:
     """Run all checks.
 
     Args:
         place: the output location; None skips the checks that need one.
         grace_s: the grace period.
         margin_s: how long before the end of the grace period all processes must have exited.
+        images: the folder below which the process images of jobs are.
     """
     history, disk = History(), None
     if place is not None:  # this check runs first and alone, because it measures the speed of the disk
         history, disk = _look_at_place(place.folder)
     torch_work, gpu_work, criu_work = Work(look_at_torch), Work(look_at_gpus), Work(examine_criu)
     remote = place.remote if place is not None else None
+    namespace_work, lock_work = Work(examine_namespaces), Work(lambda: examine_locks(images))
     store_work = Work(lambda: look_at_store(remote)) if remote is not None else None
 
     findings = [judge_python(), judge_memory(history.state_bytes), judge_dev_shm(), judge_open_files()]
@@ -55,6 +57,8 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float) -> li
     gpus = gpu_work.result(_PROGRAMS_S)
     findings.append(_no_answer("gpu") if gpus is None else judge_gpus(gpus, torch))
     findings.append(criu_work.result(_PROGRAMS_S) or _no_answer("criu"))
+    findings.append(namespace_work.result(_PROGRAMS_S) or _no_answer("pid namespaces"))
+    findings.append(lock_work.result(_FOLDER_S) or _no_answer("image locks"))
     if gpus is not None:
         findings.append(judge_checkpoint_api(gpus))
     return findings

@@ -1,4 +1,4 @@
-"""Checks of PyTorch, the NVIDIA driver and CRIU. Each check runs another program.
+"""Checks of PyTorch and the NVIDIA driver. Each check runs another program.
 
 The programs have a time limit, because a broken driver or a dead file server can block them.
 """
@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.doctor.finding import Finding, Status
-from safepoint.errors import UnsupportedError
 from safepoint.foundation.units import format_bytes
-from safepoint.transparent.criu.program import VARIABLE, version_of
 from safepoint.transparent.cuda.driver import INSTALL, TOOL, load_bindings
 from safepoint.transparent.cuda.driver import VARIABLE as TOOL_VARIABLE
-from safepoint.transparent.packages import missing_packages
 
 _TORCH_LIMIT_S, _LIMIT_S = 12.0, 5.0
 _SLOW_IMPORT_S = 8.0
@@ -39,7 +36,6 @@ print(json.dumps({
 """
 _DRIVER = Path("/proc/driver/nvidia/version")
 _GPU_QUESTION = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
-_CAPABILITIES = {"CAP_CHECKPOINT_RESTORE": 40, "CAP_SYS_ADMIN": 21}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,50 +223,3 @@ def judge_checkpoint_api(gpus: Gpus) -> Finding:
     if tool is not None:
         return Finding(check=check, status=Status.OK, found=f"by {tool}", why=why)
     return Finding(check=check, status=Status.WARNING, found=words, why=why, fix=INSTALL)
-
-
-# ---- CRIU ------------------------------------------------------------------------------------------------------
-
-
-def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
-    """Whether this user can freeze processes with CRIU. Trainings do not need CRIU, so its absence is ok."""
-    check, why = "criu", "it freezes processes that cannot save a checkpoint; trainings do not need it"
-    program = os.environ.get(VARIABLE) or shutil.which("criu")
-    held = _capabilities(status)
-    rights = f"with {' and '.join(held)}" if held else f"without {' and '.join(_CAPABILITIES)}"
-    if program is None:
-        return Finding(check=check, status=Status.OK, found=f"not installed; this process runs {rights}", why=why)
-
-    def warning(found: str, fix: str) -> Finding:
-        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
-
-    try:
-        version = version_of(program)
-        answer = ask([program, "check"], limit_s=_LIMIT_S)
-    except UnsupportedError as error:
-        return warning(error.message.removesuffix("; nothing was done"), error.hint or "reinstall CRIU")
-    except OSError as error:
-        return warning(f"{program}: {error.strerror}", "reinstall CRIU")
-    named = f"{program}, CRIU {version}"
-    if answer.code == 0 and held:
-        missing = missing_packages()
-        if missing:
-            named = f"{named}, works, {rights}; {', '.join(missing)} missing"
-            return warning(named, "pip install 'safepoint[transparent]'")
-        return Finding(check=check, status=Status.OK, found=f"{named}, works, {rights}", why=why)
-    result = "it works" if answer.code == 0 else answer.last_error or f"it ends with exit code {answer.code}"
-    if answer.code is None:
-        result = f"it does not answer within {_LIMIT_S:.0f} s"
-    return warning(
-        f"{named}, check: {result}; {rights}",
-        "run as root, in a container with --privileged; the kernel must be 5.9 or newer",
-    )
-
-
-def _capabilities(status: Path) -> list[str]:
-    try:
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        effective = int(lines["CapEff"], 16)
-    except (OSError, KeyError, ValueError):
-        return []
-    return [name for name, bit in _CAPABILITIES.items() if effective >> bit & 1]

@@ -202,6 +202,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     def resume_job(self, name: str) -> TrainJob:
         """Continue a suspended job, or on this machine also a failed one, from its newest valid checkpoint.
 
+        On this machine, it goes on from its process image if that is newer, as after `thaw_job`.
+
         Raises:
             RuntimeError: there is no such job, or the job is active, complete or, on a cluster, failed.
             NotImplementedError: this backend has no such method.

@@ -62,6 +62,7 @@ TRANSFORMERS_TRAINER = CUSTOM_TRAINER | {
     "ca_bundle": PATH.optional,
     "save_every": Kind(words="a string such as 10m, or auto", fits=TEXT.fits).optional,
     "on_upload_failure": TEXT,
+    "freeze_as_last_resort": FLAG,
     "resume": TEXT,
     "from_scratch": FLAG,
     "allow_batch_change": FLAG,
@@ -151,6 +152,8 @@ class TransformersTrainer(types.CustomTrainer):
         extra_files_limit: with `s3://`, other files in the output folder (plots, metrics, a model that the function
             saves) are uploaded when the job ends or is interrupted, up to this size in total: a number of bytes, or a
             string such as `1Gi`; 0 for none. None means 10Gi.
+        freeze_as_last_resort: on this machine, freeze the ranks into a process image if they cannot save within the
+            grace period; see docs/process-images.md. Needs root and CRIU.
         on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
         resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
             the path of a checkpoint. With `never`, all checkpoints in the output folder are moved aside, and with a
@@ -192,6 +195,7 @@ class TransformersTrainer(types.CustomTrainer):
     snapshot_steps: int | str | None = field(default=None, kw_only=True)
     extra_files_limit: int | str | None = field(default=None, kw_only=True)
     on_upload_failure: str = field(default="continue", kw_only=True)
+    freeze_as_last_resort: bool = field(default=False, kw_only=True)
     resume: str = field(default="auto", kw_only=True)
     from_scratch: bool = field(default=False, kw_only=True)
     allow_batch_change: bool = field(default=False, kw_only=True)
@@ -315,6 +319,7 @@ class TransformersTrainer(types.CustomTrainer):
             "metrics_port": self.metrics_port if self.enable_progression_tracking else None,
             "verify_access": None if self.verify_cloud_storage_access else False,
             "on_upload_failure": None if self.on_upload_failure == "continue" else self.on_upload_failure,
+            "freeze_as_last_resort": self.freeze_as_last_resort or None,
             "resume": None if self.resume == "auto" else self.resume,
             "from_scratch": self.from_scratch or None,
             "allow_batch_change": self.allow_batch_change or None,

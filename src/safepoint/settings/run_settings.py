@@ -53,6 +53,8 @@ class RunSettings:
     """Before the model is loaded, write, read, list and delete one small object in the object store."""
     grace_s: float = 30.0
     """Seconds that the platform grants between SIGTERM and SIGKILL."""
+    freeze_as_last_resort: bool = False
+    """After a stop signal, make a process image if the ranks cannot save before the deadline."""
     resume: str = "auto"
     """Where to start. `auto`: from the newest valid checkpoint. `never`: at step 0. Or the path of a checkpoint."""
     from_scratch: bool = False

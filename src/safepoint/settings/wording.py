@@ -15,6 +15,7 @@ _FIELDS = {
     "--keep": "retention",
     "--store-keep": "retention",
     "--on-upload-failure": "on_upload_failure",
+    "--freeze-as-last-resort": "freeze_as_last_resort",
     "--verify-access": "verify_cloud_storage_access",
     "--no-verify-access": "verify_cloud_storage_access=False",
     "--grace": "grace_period_seconds",

@@ -13,7 +13,6 @@ from safepoint.doctor.programs import (
     Gpus,
     Torch,
     ask,
-    examine_criu,
     judge_checkpoint_api,
     judge_gpus,
     judge_torch,
@@ -135,30 +134,6 @@ def test_the_checkpoint_api_is_needed_for_gpus_only(programs: Path, monkeypatch:
     assert "cuda-bindings is not installed" in judge_checkpoint_api(gpus).found
     write(programs, "cuda-checkpoint", "exit 0")
     assert judge_checkpoint_api(gpus).status is Status.OK
-
-
-def test_criu_is_missed_by_nobody(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed it must work, and this process must be allowed to use it."""
-    monkeypatch.delenv("SAFEPOINT_CRIU", raising=False)
-    status = tmp_path / "status"
-    status.write_text(f"Name:\tx\nCapEff:\t{1 << 40:016x}\n")
-    assert examine_criu(status).status is Status.OK
-    version = 'if test "$1" = --version; then echo Version: 4.2.1; exit; fi;'
-    write(programs, "criu", f'{version} test "$1" = check')
-    assert "CRIU 4.2.1, works, with CAP_CHECKPOINT_RESTORE" in examine_criu(status).found
-    assert examine_criu(status).status is Status.OK
-    with monkeypatch.context() as patched:
-        patched.setattr("importlib.util.find_spec", lambda _: None)
-        assert "safepoint[transparent]" in examine_criu(status).fix
-    write(programs, "criu", "echo Version: 3.17.1")
-    assert "CRIU 3.17.1, which fails" in examine_criu(status).found
-    write(programs, "criu", f"{version} echo 'Error: no PAGEMAP_SCAN' >&2; exit 1")
-    assert "no PAGEMAP_SCAN" in examine_criu(status).found
-    assert examine_criu(status).status is Status.WARNING
-    write(programs, "criu", f"{version} exit 0")
-    status.write_text("CapEff:\t0000000000000000\n")
-    assert examine_criu(status).status is Status.WARNING
-    assert "without" in examine_criu(tmp_path / "no-status").found
 
 
 def test_whatever_is_not_ok_says_what_to_do() -> None:

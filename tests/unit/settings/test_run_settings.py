@@ -18,6 +18,7 @@ CHANGED = RunSettings(
     extra_files_limit="1Gi",
     on_upload_failure="stop",
     verify_access=False,
+    freeze_as_last_resort=True,
     grace_s=12.5,
     resume="never",
     from_scratch=True,

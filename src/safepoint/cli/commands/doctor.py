@@ -24,6 +24,7 @@ from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import SafepointError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.units import plural
+from safepoint.jobs.local.paths import state_folder
 from safepoint.settings.run_settings import RunSettings, place_output
 
 _COLOURS: dict[str, str] = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILURE: "red"}
@@ -89,7 +90,7 @@ def doctor(
     place = None
     if settings.output_dir is not None:
         place = place_output(settings.output_dir, local_dir=settings.local_dir)
-    findings = examine(place, grace_s=settings.grace_s, margin_s=settings.margin_s)
+    findings = examine(place, grace_s=settings.grace_s, margin_s=settings.margin_s, images=state_folder() / "jobs")
     _answer(findings, is_placed=place is not None, is_plain=is_plain, as_json=as_json)
 
 

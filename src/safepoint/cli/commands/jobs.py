@@ -219,13 +219,22 @@ def resume(
         int | None,
         typer.Option("--from", metavar="STEP", help="The step of the checkpoint, only on this machine.", min=0),
     ] = None,
+    from_checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--from-checkpoint",
+            help="Continue from the newest checkpoint, even if a process image of the job is newer.",
+        ),
+    ] = False,
     on: OnOfJob = None,
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
-    With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be resumed; submit it again.
+    If the newest attempt of the job has a process image that is newer and can be restored here, the job goes on from
+    it, as after `safepoint thaw`. The command says so. With --from, newer checkpoints are moved aside. On
+    a cluster, a failed job cannot be resumed; submit it again.
     """
     with open_jobs(on, namespace, name) as jobs:
         if step is not None and not isinstance(jobs, LocalJobs):
@@ -233,8 +242,12 @@ def resume(
                 f"on a cluster, job {name} resumes only from its newest checkpoint; nothing was changed",
                 hint="submit another job, with another output location and --resume PATH",
             )
-        job = jobs.resume(name, step=step) if isinstance(jobs, LocalJobs) else jobs.resume(name)
-        print_answer(as_json, job_document(jobs, job), [f"job {job.name} resumes"])
+        if isinstance(jobs, LocalJobs):
+            job = jobs.resume(name, step=step, from_checkpoint=from_checkpoint)
+            reason = f" {job.message}" if job.message else ""
+        else:
+            job, reason = jobs.resume(name), ""
+        print_answer(as_json, job_document(jobs, job), [f"job {job.name} resumes{reason}"])
 
 
 def scale(

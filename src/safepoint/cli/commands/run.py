@@ -3,15 +3,20 @@
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from safepoint.cli.commands.run_options import RunOptions, with_options
 from safepoint.cli.failures import report_to_program
 from safepoint.cli.place import Connection
-from safepoint.errors import require_torch
+from safepoint.errors import UnsupportedError, require_torch
+
+if TYPE_CHECKING:
+    from safepoint.settings.run_settings import RunSettings
+    from safepoint.training.launcher.launch_plan import LaunchPlan
 
 
 @with_options
@@ -88,7 +93,8 @@ def run(
 
     Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run the
     command again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a
-    save; 128 + n signal n killed a rank; any other code is the exit code of the script.
+    save; 16 --freeze-as-last-resort is not possible here; 128 + n signal n killed a rank; any other code is the exit
+    code of the script.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.run_settings import place_output
@@ -111,7 +117,10 @@ def run(
     if settings.output_dir is not None:  # report an unusable location now, before the ranks load a model
         OutputFolder(place_output(settings.output_dir, local_dir=settings.local_dir).folder).prepare()
     report = report_to_program if as_json else None
-    code = launch(plan, settings, on_exit=report)
+    if settings.freeze_as_last_resort:
+        code = _run_watched()(plan, settings)
+    else:
+        code = launch(plan, settings, on_exit=report)
     if report is not None:
         report(code)
     # If stdout is closed, or no process reads it any more, the exit code stays `code`.
@@ -119,6 +128,16 @@ def run(
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
+
+
+def _run_watched() -> Callable[["LaunchPlan", "RunSettings"], int]:
+    try:
+        from safepoint.jobs.local.images.watched_run import run_watched
+    except ModuleNotFoundError as error:  # pods have only a part of Safepoint
+        raise UnsupportedError(
+            "--freeze-as-last-resort needs CRIU, and pods have none; nothing was started", hint="leave it out"
+        ) from error
+    return run_watched
 
 
 def check_resume(resume: str) -> None:

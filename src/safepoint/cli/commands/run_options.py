@@ -147,6 +147,15 @@ class RunOptions:
             "the grace period in Kubeflow's training runtime, the template of the job's pods.",
         ),
     ] = 30.0
+    freeze_as_last_resort: Annotated[
+        bool,
+        typer.Option(
+            "--freeze-as-last-resort",
+            envvar="SAFEPOINT_FREEZE_AS_LAST_RESORT",
+            help="When the ranks cannot save within the grace period, freeze them into a process image, from which "
+            "they can go on. Needs root and CRIU on this machine; without them, the command ends with exit code 16.",
+        ),
+    ] = False
     metrics_port: Annotated[
         int | None,
         typer.Option(

@@ -39,6 +39,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/cli/on_cluster.py",
         "safepoint/dashboard",
         "safepoint/doctor",
+        "safepoint/foundation/events/image_events.py",
         "safepoint/foundation/shared_folders/secret_keys.py",
         "safepoint/jobs",
         "safepoint/notebook",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
-from safepoint.errors import UsageError
+from safepoint.errors import UnsupportedError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
 from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.model.identity import IDENTITY, SECRET_KEYS
@@ -125,6 +125,11 @@ class ClusterSpec:
         if self.priority_class is not None and self.queue is None:
             raise UsageError(
                 f"--priority-class {self.priority_class} has no effect without a queue", hint="give --queue too"
+            )
+        if self.settings.freeze_as_last_resort:
+            raise UnsupportedError(
+                "--freeze-as-last-resort is not possible on a cluster: pods have no CRIU; nothing was submitted",
+                hint="leave it out",
             )
         check_variables(self.env)
         keys = sorted(name for name in self.env if name.upper() in IDENTITY | SECRET_KEYS)

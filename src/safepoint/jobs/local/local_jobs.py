@@ -16,9 +16,7 @@ from safepoint.errors import (
     NotFoundError,
     SafepointError,
     StorageError,
-    UsageError,
     WaitTimeoutError,
-    require_torch,
 )
 from safepoint.foundation import clock
 from safepoint.foundation.files import FolderLock, is_locked, write_atomic
@@ -27,10 +25,10 @@ from safepoint.jobs.local.attempt.logs import FOLDER, read_logs
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder, make_private, new_job_folder, supervisor_lock
 from safepoint.jobs.local.slots import check_size, count_slots, remark_on
+from safepoint.jobs.local.submission import checked
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
-from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.job_place import LogLine
-from safepoint.jobs.model.job_progress import output_of, place_of, with_claims
+from safepoint.jobs.model.job_progress import output_of, place_of
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, RequestedAction, this_user
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
@@ -181,18 +179,7 @@ class LocalJobs:
 
     def submit(self, spec: JobSpec, files: Mapping[str, bytes] | None = None) -> JobRecord:
         """Store a job and start its supervisor. The job runs when its slots are free."""
-        require_torch("a job on this machine")
-        if not Path(spec.working_dir).is_dir():
-            raise UsageError(f"working_dir {spec.working_dir!r} is not a folder; nothing was submitted")
-        if spec.data_connection is not None and spec.settings.output_dir is None:
-            # Raises an error if there are no keys. For a job with an output location, `check_output` does this.
-            keys_of(spec.data_connection)
-        check_size(spec, count_slots())
-        spec = with_claims(spec)
-        if spec.settings.output_dir is not None:
-            from safepoint.jobs.local.outputs import check_output  # imports the library of object stores
-
-            check_output(spec, spec.settings.output_dir)
+        spec = checked(spec)
         new = make_private(new_job_folder())
         try:
             for file, data in (files or {}).items():
@@ -266,13 +253,17 @@ class LocalJobs:
 
         return self._until(job.name, has_stopped, "suspended", timeout_s)
 
-    def resume(self, name: str, *, step: int | None = None) -> JobRecord:
-        """Continue a suspended or failed job, from the newest checkpoint or from that of `step`; see `choice_of`.
+    def resume(self, name: str, *, step: int | None = None, from_checkpoint: bool = False) -> JobRecord:
+        """Continue a suspended or failed job, from its process image or its newest checkpoint; see `newest_state`.
+
+        With `step`, from the checkpoint of this step. The message says which one it is if the job has an image.
 
         Raises:
             ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
+            SafepointError: see `choice_of` and `newest_state`.
         """
         from safepoint.jobs.local import chosen_checkpoint  # imports the library of object stores
+        from safepoint.jobs.local.newest_state import newest_state
 
         with self._history.transaction():
             job = self.job(name)
@@ -283,16 +274,22 @@ class LocalJobs:
                     f"job {job.name} is {job.state}, not suspended",
                     hint=f"`safepoint logs -f {job.name}` shows its output",
                 )
-            self._check_output_is_free(job.spec, self.output_of(job))
-            spec, what = chosen_checkpoint.spec_for(job, self.output_of(job), step)
+            output = self.output_of(job)
+            self._check_output_is_free(job.spec, output)
+            spec, what = chosen_checkpoint.spec_for(job, output, step)
+            begin = newest_state(job, output, from_checkpoint=from_checkpoint or step is not None)
             self._history.change_spec(job, spec, actor=self._actor, what=what)
             self._request(job, RequestedAction.RUN)
             if not job.state.is_active:
+                why, image = begin.why, begin.image
                 cause = "restarted after a failure" if job.state is JobState.FAILED else ""
-                self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, setbacks=0)
+                self._history.become(
+                    job.name, JobState.QUEUED, actor=self._actor, cause=cause, message=why, setbacks=0, image=image
+                )
+            job = self.job(job.name)
         if not is_locked(supervisor_lock(job.name)):
             start_supervisor(job.name)
-        return self.job(job.name)
+        return job
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> JobRecord:
         """Change a job's number of nodes. A running job is saved, stopped and restarted.

@@ -41,6 +41,11 @@ def job_folder(name: str) -> Path:
     return state_folder() / "jobs" / name
 
 
+def images_of(name: str) -> Path:
+    """The folder for the process images of a job, which is deleted with it."""
+    return job_folder(name) / "images"
+
+
 def new_job_folder() -> Path:
     """A temporary folder, which is renamed to the job's folder when the job is stored."""
     return state_folder() / "jobs" / f".new-{uuid.uuid4().hex}"

@@ -26,7 +26,8 @@ from safepoint.jobs.local.attempt.packages import install_packages
 from safepoint.jobs.local.attempt.steps import JobStoppedError
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch
 from safepoint.jobs.local.history import History, HistoryError
-from safepoint.jobs.local.paths import job_folder, supervisor_lock
+from safepoint.jobs.local.images.last_resort import LastResort, were_late
+from safepoint.jobs.local.paths import images_of, job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors
 from safepoint.jobs.model.connections import keys_of
 from safepoint.jobs.model.job_progress import output_of
@@ -63,6 +64,7 @@ class Supervisor:
         self._actor = f"supervisor {os.getpid()}"
         self._launchers: Launchers | None = None
         self._cause = ""
+        self._image: str | None = None
         self.was_asked_to_leave = False
         self._check_others_at_s = clock.monotonic_s() + _CHECK_OTHERS_EVERY_S
 
@@ -168,15 +170,43 @@ class Supervisor:
         return None
 
     def _take(self, job: JobRecord) -> None:
+        if self._goes_on(job):
+            self._history.become(self._name, JobState.RESUMING, actor=self._actor)
+            return
+        self._take_next_attempt(job)
+
+    def _goes_on(self, job: JobRecord) -> bool:
+        """Whether the job goes on from its image. After a failure it does not, because it might fail again there."""
+        if job.image is None or job.state is JobState.RESTARTING:
+            return False
+        from safepoint.jobs.local.newest_state import newest_state  # imports the library of object stores
+
+        try:
+            output = output_of(job.spec, rank_reports.progress(self._folder))
+            return newest_state(job, output).image is not None
+        except (SafepointError, OSError) as error:
+            _log.warning("the image of the job is not used: %s", error)
+            return False
+
+    def _take_next_attempt(self, job: JobRecord) -> None:
         state = JobState.RUNNING if job.attempt == 0 else JobState.RESUMING
         self._history.become(self._name, state, actor=self._actor, attempt=job.attempt + 1, image=None)
         self._history.begin_attempt(self._name, job.attempt + 1, job.spec.num_nodes)
 
     def _start(self) -> Launchers | None:
-        """Start the launchers of the stored attempt; None if that fails."""
+        """Start the launchers of the stored attempt, or restore them; None if that fails."""
         job = self._job
+        if job.image is not None:
+            restored = self._restore(job)
+            if restored is not None:
+                return restored
+            job = self._job
         launchers = Launchers(job.spec, self._folder, job.attempt)
         try:
+            if job.settings.freeze_as_last_resort:
+                from safepoint.transparent.self_test import find_working_criu  # imports numpy
+
+                find_working_criu()
             launchers.wait_until_gone()  # a keeper of the previous attempt may still run
             secrets = keys_of(job.spec.data_connection) if job.spec.data_connection else {}
             extra = install_packages(job.spec, self._folder, may_continue=self._may_continue)
@@ -204,6 +234,23 @@ class Supervisor:
                 )
             return None
         return launchers
+
+    def _restore(self, job: JobRecord) -> Launchers | None:
+        """Restore the launchers from the image of the job. If that fails, store the next attempt."""
+        from safepoint.jobs.local.images.job_images import restore_job  # imports numpy
+
+        Launchers(job.spec, self._folder, job.attempt).wait_until_gone()
+        try:
+            restore_job(self._history, job, actor=self._actor)
+        except (SafepointError, OSError) as error:
+            outcome = f"it could not be restored from {job.image}: {error}; it continues from its newest checkpoint"
+            _log.warning("%s", outcome)
+            with self._history.transaction():
+                self._history.end_attempt(self._name, job.attempt, outcome=outcome, exit_code=None)
+                self._history.become(self._name, JobState.RESUMING, actor=self._actor, message=outcome)
+                self._take_next_attempt(self._job)
+            return None
+        return Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
 
     def _wait_for_workspace(self, job: JobRecord) -> None:
         """Let `/workspace/dataset` and `/workspace/model` lead to the inputs of the job, when no other job uses them.
@@ -262,7 +309,9 @@ class Supervisor:
     def _watch(self, launchers: Launchers) -> None:
         """Carry out requests until all launchers have ended."""
         began_s, earlier = clock.monotonic_s(), rank_reports.newest_report(self._folder)
-        watch = ThawWatch(self._folder) if self._job.is_thawed else None
+        settings, pids = self._job.settings, launchers.pids
+        watch = ThawWatch(self._folder, is_late=were_late(pids)) if self._job.is_thawed else None
+        resort = LastResort(settings, pids, images_of(self._name)) if settings.freeze_as_last_resort else None
         while launchers.are_alive:
             job = self._job
             # If the state is SUSPENDING although RUN is requested, the job was resumed, but the suspension completes
@@ -279,9 +328,31 @@ class Supervisor:
                 elif watch is not None and watch.is_stuck():
                     self._cause = watch.cause
                     launchers.kill()
+            if resort is not None and launchers.pids == pids:
+                resort.look()
+                if resort.is_due(launchers.asked_s) and self._may_freeze(job):
+                    self._freeze(resort)
             launchers.enforce()
             self._start_missing_supervisors()
             clock.sleep(_POLL_S)
+
+    def _may_freeze(self, job: JobRecord) -> bool:
+        """Whether an image of the job can be used: not if the job is deleted, or gets another number of nodes."""
+        return job.wanted is not RequestedAction.DELETE and job.target_nodes is None
+
+    def _freeze(self, resort: LastResort) -> None:
+        """Make an image of the launchers, which do not end in time. If that fails, they run until they are killed."""
+
+        def note(image: str) -> None:
+            self._history.note_image(self._name, image, actor=self._actor)
+            self._image = image
+
+        try:
+            resort.freeze(before_end=note)
+        except (SafepointError, OSError) as error:
+            message = f"it cannot be saved in time, and could not be frozen: {error}"
+            _log.warning("%s", message)
+            self._history.become(self._name, self._job.state, actor=self._actor, message=message)
 
     def _has_resumed(self, began_s: float, earlier: tuple[int, int] | None, *, is_watched: bool) -> bool:
         has_reported = rank_reports.newest_report(self._folder) != earlier
@@ -305,10 +376,10 @@ class Supervisor:
                 has_progressed=safe is not None and safe > (job.safe_step or 0),
                 setbacks=job.setbacks,
                 early_end="" if progress is None else progress.early_end,
-                image=job.image,
+                image=job.image if job.wanted is RequestedAction.FREEZE else self._image,
                 cause=self._cause,
             )
-            self._cause = ""
+            self._cause, self._image = "", None
             columns: dict[str, Any] = {
                 "exit_code": outcome.exit_code,
                 "safe_step": safe,

@@ -26,7 +26,7 @@ class Outcome:
 
     Args:
         state: its new state.
-        exit_code: the exit code of the attempt; None when its launchers were killed.
+        exit_code: the exit code of the attempt; None when its launchers were killed; 75 if they are in an image.
         message: why.
         setbacks: consecutive interruptions without progress.
     """
@@ -59,7 +59,7 @@ def conclude(
         has_progressed: whether this attempt committed a later step than the one it began with.
         setbacks: interruptions without progress before this one.
         early_end: see `Progress.early_end`.
-        image: the newest process image of the attempt; None if there is none.
+        image: the process image that the launchers are in; None if they were not frozen.
         cause: if Safepoint has killed the launchers: what the job did, as a clause that follows its name. Otherwise
             empty.
     """
@@ -75,8 +75,11 @@ def conclude(
     what_is_saved = without_step if safe_step is None else f"step {safe_step} is saved"
     if missing_in and safe_step is not None:
         what_is_saved += f" on this machine only; when the job resumes, it is uploaded to {missing_in}"
-    if wanted is RequestedAction.FREEZE and not saved and image is not None:
-        return Outcome(state=JobState.SUSPENDED, exit_code=code, message=f"frozen in {image}; {what_is_saved}")
+    if was_asked and not saved and image is not None:
+        state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
+        return Outcome(
+            state=state, exit_code=ExitCode.INTERRUPTED_SAVED, message=f"frozen in {image}; {what_is_saved}"
+        )
     if was_asked:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         message = what_is_saved if saved else f"it was stopped without a save; {what_is_saved}"

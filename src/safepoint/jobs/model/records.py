@@ -90,7 +90,7 @@ class JobRecord:
 
     @property
     def was_saved(self) -> bool:
-        """Whether its last attempt ended with a checkpoint. True for a job that never ran: it lost nothing."""
+        """Whether its last attempt ended with a checkpoint or an image. True also for a job that never ran."""
         return self.attempt == 0 or self.exit_code == ExitCode.INTERRUPTED_SAVED
 
     @property

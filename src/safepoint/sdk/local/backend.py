@@ -13,7 +13,7 @@ from safepoint.errors import (
     SafepointError,
     UsageError,
 )
-from safepoint.jobs.local.job_images import freeze_job, image_of, images_folder, thaw_job
+from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, thaw_job
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.local.slots import count_slots
@@ -217,8 +217,12 @@ class LocalBackend(RuntimeBackend):
             return self._train_job(jobs, jobs.suspend(name, timeout_s=timeout), is_stopped=True)
 
     def resume_job(self, name: str) -> TrainJob:
-        """Continue a suspended or failed job."""
-        return self._changed(name, lambda jobs: jobs.resume(name))
+        """Continue a suspended or failed job, from its process image if that is newer than all checkpoints."""
+        with as_kubeflow_raises(), LocalJobs() as jobs:
+            job = jobs.resume(name)
+            if job.message:
+                _log.info("job %s resumes %s", job.name, job.message)
+            return self._train_job(jobs, jobs.job(job.name))
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
         """Change a job's number of nodes; a running job is suspended and resumed."""

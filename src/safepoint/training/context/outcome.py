@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from safepoint.errors import ExitCode, Interrupted, StorageError
 from safepoint.foundation.environment import Place
@@ -22,6 +23,7 @@ from safepoint.snapshot.protocol.messages import Leave
 from safepoint.training.context.reporter import Reporter
 from safepoint.training.context.termination import Termination
 from safepoint.training.context.uploads import Uploads
+from safepoint.training.outcome.launcher_folder import reserved_s
 from safepoint.training.outcome.rank_record import RankRecordWriter
 
 _log = logging.getLogger("safepoint")
@@ -55,6 +57,7 @@ class Outcome:
         uploads: Uploads,
     ) -> None:
         self._settings = settings
+        self._folder = None if settings.record_folder is None else Path(settings.record_folder)
         self._place = place
         self._reporter = reporter
         self._progress = progress
@@ -218,7 +221,12 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_outside_training(self) -> None:
-        """End the process without a save: SIGTERM arrived outside a training. First wait for the newest upload."""
+        """End the process without a save: SIGTERM arrived outside a training. First wait for the newest upload.
+
+        If a process image will be made instead of a save, the process does not end.
+        """
+        if not self.is_saved and self.interrupted is None and reserved_s(self._folder) > 0:
+            return
         with self._ending:
             if self.interrupted is not None:  # another thread has ended the run already
                 self.end_now(self.interrupted.exit_code)

@@ -21,7 +21,7 @@ from safepoint.training.context.outputs import Outputs
 from safepoint.training.context.reporter import Reporter
 from safepoint.training.context.termination import Termination
 from safepoint.training.context.uploads import Uploads
-from safepoint.training.outcome.launcher_folder import stop_signal_of
+from safepoint.training.outcome.launcher_folder import reserved_s, stop_signal_of, was_frozen
 from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
@@ -55,7 +55,10 @@ class RankContext:
         """Reports to the launcher how this rank ends."""
         folder = None if settings.record_folder is None else Path(settings.record_folder)
         self.termination: Final = Termination(
-            within_s=settings.grace_s - settings.margin_s, original=functools.partial(stop_signal_of, folder)
+            within_s=settings.grace_s - settings.margin_s,
+            original=functools.partial(stop_signal_of, folder),
+            reserved=functools.partial(reserved_s, folder),
+            was_frozen=functools.partial(was_frozen, folder),
         )
         """Receives signals, and has the deadline."""
         self.uploads: Final = Uploads(settings, self.reporter, self.termination)

@@ -3,7 +3,8 @@
 - A handler only sets a flag, and calls the handler that was installed before.
 - In the training loop, a second SIGINT ends the process at once.
 - Outside the training loop, SIGTERM ends the process, after the upload of the newest checkpoint if there is one.
-- Inside the loop, the watch thread ends the process at the deadline, even if the loop hangs.
+- Inside the loop, the watch thread ends the process at the deadline, even if the loop hangs. A process that was
+  frozen before the deadline, and is restored after it, has no deadline.
 
 How the ranks agree to stop is in `safepoint.training.collective.vote`.
 """
@@ -31,11 +32,25 @@ class Termination:
         within_s: seconds from a stop request until the process must have ended.
         original: maps a signal of this process to the signal that the launcher received. At Ctrl-C, the launcher
             sends SIGTERM to its ranks; `original(SIGTERM)` is then SIGINT.
+        reserved: how many of these seconds are reserved for a process image, at a stop request. What this process
+            does has to be done before, but the process does not end before the deadline.
+        was_frozen: whether this process is, or was, frozen after the stop request. Then it has no deadline any more.
     """
 
-    def __init__(self, *, within_s: float, original: Callable[[int], int] = lambda number: number) -> None:
+    def __init__(
+        self,
+        *,
+        within_s: float,
+        original: Callable[[int], int] = lambda number: number,
+        reserved: Callable[[], float] = lambda: 0.0,
+        was_frozen: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._within_s = within_s
         self._original = original
+        self._reserved = reserved
+        self._reserved_s = 0.0
+        self._was_frozen = was_frozen
+        self._is_unlimited = False
         self._on_signal: Callable[[int], object] = lambda _: None
         self._on_stop_outside_training: Callable[[], object] = lambda: None
         self._on_deadline: Callable[[], object] = lambda: None
@@ -64,7 +79,8 @@ class Termination:
 
         Args:
             on_signal: called with each signal, before any reaction to it; must return soon.
-            on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop.
+            on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop. If it
+                returns, the process may run until the deadline.
             on_deadline: ends the process, because the deadline has passed inside the training loop.
         """
         self._on_signal = on_signal
@@ -113,7 +129,8 @@ class Termination:
 
     def begin_stop(self) -> None:
         """Set the deadline, unless it is set. Called when this rank or another rank has received a stop request."""
-        if self._deadline_s == _NEVER_S:
+        if self._deadline_s == _NEVER_S and not self._is_unlimited:
+            self._reserved_s = min(self._reserved(), self._within_s)
             self._deadline_s = clock.monotonic_s() + self._within_s
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_writer, b"\0")
@@ -133,8 +150,15 @@ class Termination:
 
     @property
     def available_s(self) -> float:
-        """Seconds left until the deadline; infinite before a stop request."""
-        return self._deadline_s - clock.monotonic_s()
+        """Seconds left for what has to be done; infinite before a stop request."""
+        left_s = self._deadline_s - self._reserved_s - clock.monotonic_s()
+        return _NEVER_S if left_s <= 0 and self._has_no_deadline() else left_s
+
+    def _has_no_deadline(self) -> bool:
+        """Whether the deadline does not count any more. Every thread that finds it passed asks first."""
+        if not self._is_unlimited and self._was_frozen():
+            self._deadline_s, self._is_unlimited = _NEVER_S, True
+        return self._is_unlimited
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
@@ -164,7 +188,7 @@ class Termination:
                     self._on_signal(number)
             if signal.SIGTERM in numbers or (self._in_training and signal.SIGINT in numbers):
                 self._answer(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT)
-            if self.available_s <= 0:
+            if clock.monotonic_s() >= self._deadline_s and not self._has_no_deadline():
                 self._on_deadline()
             is_check_due = ready or clock.monotonic_s() >= self._check_at_s
             if self._in_training and self._deadline_s < _NEVER_S and is_check_due:
@@ -183,6 +207,7 @@ class Termination:
             self.begin_stop()
         elif number == signal.SIGTERM and signal.getsignal(number) == self._handle:
             self._on_stop_outside_training()
+            self.begin_stop()
 
     def _reset_in_child(self) -> None:
         # A child, such as a data loader's worker, must end at SIGTERM. Only its parent, the rank, saves.

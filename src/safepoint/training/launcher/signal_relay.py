@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -16,7 +16,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.processes import ProcessId, identify
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launcher_reporter import LauncherReporter
-from safepoint.training.outcome.launcher_folder import forwarded_mark, note_stop_signal
+from safepoint.training.outcome.launcher_folder import forwarded_mark, note_stop_signal, was_frozen
 from safepoint.training.outcome.verdict import exit_code_of
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -54,6 +54,7 @@ class SignalRelay:
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._ranks: tuple[ProcessId, ...] = ()
+        self._own = identify(os.getpid())
         self._num_interrupts = 0
         self._deadline_s: float | None = None
         self._have_ranks_ended = False
@@ -73,7 +74,8 @@ class SignalRelay:
     def set_ranks(self, pids: Sequence[int]) -> None:
         """Set the processes of the ranks; none while the ranks restart. If a stop was requested, signal them now."""
         with self._lock:
-            self._ranks = tuple(rank for pid in pids if (rank := identify(pid)) is not None)
+            self._ranks = _identified(pids)
+            self._own = identify(os.getpid())
             if self.signal:
                 self._send(signal.SIGTERM)
 
@@ -127,7 +129,8 @@ class SignalRelay:
             for number in os.read(self._reader, 64) if ready else b"":
                 self._answer(number)
             if self._deadline_s is not None and clock.monotonic_s() >= self._deadline_s:
-                self._kill()
+                if not was_frozen(self._folder):  # otherwise they were restored from a process image, and may run on
+                    self._kill()
                 self._deadline_s = None
 
     def _answer(self, number: int) -> None:
@@ -166,14 +169,25 @@ class SignalRelay:
 
     def kill_ranks(self) -> None:
         """Kill the ranks, and the processes that they started."""
-        for rank in self._ranks:  # each rank leads a process group, which contains its data loaders' workers
+        for rank in self._current_ranks():  # each one leads a process group, with its data loaders' workers
             rank.send_to_group(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(OSError):
             (self._folder / forwarded_mark(signal.Signals(number).name)).touch()
-        for rank in self._ranks:  # if a rank has ended, `send` does not signal a new process with the same pid
+        for rank in self._current_ranks():  # `send` does not signal a new process with the pid of an ended rank
             rank.send(number)
+
+    def _current_ranks(self) -> tuple[ProcessId, ...]:
+        """The ranks. Processes that were restored from a process image have the same numbers, but began later."""
+        own = identify(os.getpid())
+        if own != self._own:
+            self._own, self._ranks = own, _identified([rank.pid for rank in self._ranks])
+        return self._ranks
+
+
+def _identified(pids: Iterable[int]) -> tuple[ProcessId, ...]:
+    return tuple(rank for pid in pids if (rank := identify(pid)) is not None)
 
 
 def _handled_by_thread(number: int, frame: FrameType | None) -> None:

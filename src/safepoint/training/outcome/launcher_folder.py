@@ -25,6 +25,8 @@ _PREFIX = "safepoint-"
 _LOCK = "lock"
 _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
+_RESERVED = "reserved"
+_FROZEN = "frozen"
 SMALL_FILES_BYTES = 16 << 20
 """The free space that ranks need in this folder for the small files of a save. With less, saves are synchronous."""
 
@@ -142,6 +144,42 @@ def stop_signal_of(folder: Path | None, number: int) -> int:
         return signal.Signals(int((folder / _STOP_SIGNAL).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return number
+
+
+def reserve(folder: Path, seconds: float) -> None:
+    """Record that a process outside of the job needs the last `seconds` of the grace period for a process image.
+
+    Without a safe point until then, it freezes the launcher and its ranks.
+    """
+    with contextlib.suppress(OSError):
+        write_atomic(folder / _RESERVED, str(seconds).encode(), durable=False)
+
+
+def reserved_s(folder: Path | None) -> float:
+    """The seconds that `reserve` has recorded; 0 if no image will be made, or if the launcher need not stop."""
+    try:
+        if folder is None or not (folder / _STOP_SIGNAL).exists() or was_frozen(folder):
+            return 0.0
+        return float((folder / _RESERVED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def note_frozen(folder: Path, *, is_frozen: bool) -> None:
+    """Record that the launcher and its ranks are being frozen, or, after a failure, that they are not.
+
+    The record is frozen with them: when they are restored, they find it, and their deadline does not count any more.
+    """
+    with contextlib.suppress(OSError):
+        if is_frozen:
+            (folder / _FROZEN).touch()
+        else:
+            (folder / _FROZEN).unlink(missing_ok=True)
+
+
+def was_frozen(folder: Path | None) -> bool:
+    """Whether the launcher of this folder and its ranks are in an image that was made at the deadline."""
+    return folder is not None and (folder / _FROZEN).exists()
 
 
 def pending_events(folder: Path) -> Path:

@@ -11,6 +11,7 @@ same rank.
 import contextlib
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from safepoint.foundation.environment import Place
 from safepoint.foundation.events.start_events import Moment, Phase
 from safepoint.foundation.files import write_atomic, write_in_room
 
+_NAME = re.compile(r"start-[0-9]{1,9}-rank-[0-9]{1,9}\.json")
 _SIZE_BYTES = 4096
 _MAX_MESSAGE = 500
 """A message of this many characters fits into `_SIZE_BYTES`, even if all characters are escaped."""
@@ -157,3 +159,13 @@ def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
             record = RankRecord(**fields, moments=moments)
             records[record.rank] = record
     return records
+
+
+def newest_records(folder: Path) -> dict[int, RankRecord]:
+    """The records of the newest start of the ranks, by rank.
+
+    Args:
+        folder: the launcher's folder.
+    """
+    starts = [int(name.split("-")[1]) for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    return read_records(folder, max(starts)) if starts else {}

@@ -11,7 +11,8 @@ from tests.support.checkpoints import commit, prepared
 from tests.support.commands import safepoint
 from tests.support.moto_server import MotoServer
 
-CHECKS = {"python", "memory", "/dev/shm", "open files", "clock", "torch", "gpu", "criu", "cuda checkpoints"}
+MACHINE = {"python", "memory", "/dev/shm", "open files", "clock", "torch", "gpu"}
+CHECKS = MACHINE | {"criu", "pid namespaces", "image locks", "cuda checkpoints"}
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import pytest
 from safepoint.errors import ExitCode, Interrupted, StorageError
 from safepoint.foundation.events import run_events
 from safepoint.foundation.events.stream import Event
+from safepoint.training.outcome.launcher_folder import note_stop_signal, reserve
 from safepoint.training.outcome.rank_record import read_records
 from tests.support.contexts import rank_context
 
@@ -49,3 +50,32 @@ def test_an_end_that_is_not_saved_is_an_error() -> None:
     with pytest.raises(StorageError, match="step 6"):
         outcome.require_saved_end()
     outcome.require_saved_end()
+
+
+def test_a_rank_that_will_be_frozen_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a training with nothing saved, if its launcher was asked to stop. It ends at the deadline."""
+    outcome = rank_context(record_folder=str(tmp_path)).outcome
+    codes: list[int] = []
+    monkeypatch.setattr(outcome, "end_now", codes.append)
+    reserve(tmp_path, 3.0)
+    note_stop_signal(tmp_path, 15)
+    outcome.end_outside_training()
+    assert codes == []
+    outcome.end_at_deadline()
+    assert codes == [ExitCode.TERMINATED_UNSAVED]
+
+
+def test_a_rank_that_will_not_be_frozen_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank has failed: the launcher was not asked to stop. Or its state is saved."""
+    outcome = rank_context(record_folder=str(tmp_path)).outcome
+    codes: list[int] = []
+    monkeypatch.setattr(outcome, "end_now", codes.append)
+    reserve(tmp_path, 3.0)
+    outcome.end_outside_training()
+    assert codes == [ExitCode.TERMINATED_UNSAVED]
+    saved = rank_context(record_folder=str(tmp_path)).outcome
+    monkeypatch.setattr(saved, "end_now", codes.append)
+    note_stop_signal(tmp_path, 15)
+    saved.training_begins(4, is_saved=True)
+    saved.end_outside_training()
+    assert codes == [ExitCode.TERMINATED_UNSAVED, ExitCode.INTERRUPTED_SAVED]

@@ -12,9 +12,14 @@ from safepoint.errors import StorageError
 from safepoint.training.outcome.launcher_folder import (
     deliver_pending_events,
     launcher_folder,
+    note_frozen,
+    note_stop_signal,
     pending_events,
+    reserve,
+    reserved_s,
     share_event_stream,
     shared_event_stream,
+    was_frozen,
 )
 
 _HOLDING = """
@@ -109,3 +114,20 @@ def test_pending_events_are_delivered_once(tmp_path: Path) -> None:
     share_event_stream(str(tmp_path), stream)
     assert shared_event_stream(tmp_path) == stream
     share_event_stream(None, stream)
+
+
+def test_time_is_reserved_only_while_an_image_may_be_made(tmp_path: Path) -> None:
+    """Not before a request to stop, not without a launcher, and not when the processes were frozen."""
+    assert reserved_s(None) == 0.0
+    reserve(tmp_path, 4.5)
+    assert reserved_s(tmp_path) == 0.0
+    note_stop_signal(tmp_path, 15)
+    assert reserved_s(tmp_path) == 4.5
+    note_frozen(tmp_path, is_frozen=True)
+    assert (was_frozen(tmp_path), reserved_s(tmp_path)) == (True, 0.0)
+    note_frozen(tmp_path, is_frozen=False)
+    assert (was_frozen(tmp_path), reserved_s(tmp_path)) == (False, 4.5)
+    (tmp_path / "reserved").write_text("soon")
+    assert reserved_s(tmp_path) == 0.0
+    reserve(tmp_path / "gone", 1.0)
+    assert not was_frozen(None)

@@ -76,7 +76,8 @@ def freeze(
     criu = find_criu()
     require_packages()
     # Not at the top, here and below: without numpy, this module must still be importable.
-    from safepoint.jobs.local.job_images import freeze_job, images_folder, temporary_folders_of
+    from safepoint.jobs.local.images.job_images import freeze_job, images_folder
+    from safepoint.jobs.local.images.last_resort import temporary_folders_of
     from safepoint.transparent.freeze import freeze_trees
     from safepoint.transparent.images.materialise import raw_bytes
 
@@ -147,7 +148,7 @@ def thaw(
 
     criu = find_criu()
     require_packages()
-    from safepoint.jobs.local.job_images import image_of, thaw_job
+    from safepoint.jobs.local.images.job_images import image_of, thaw_job
     from safepoint.transparent.images.manifest import number_of
     from safepoint.transparent.thaw import thaw_image
 

@@ -139,6 +139,16 @@ class Launchers:
         return self._folder / f"attempt-{self._attempt}" / f"node-{node}.json"
 
     @property
+    def pids(self) -> list[int]:
+        """The launchers that run, by node."""
+        return [node.process.pid for node in self._nodes if node.process.is_alive]
+
+    @property
+    def asked_s(self) -> float | None:
+        """When they were asked to stop, on the monotonic clock; None if they were not."""
+        return self._asked_s
+
+    @property
     def are_complete(self) -> bool:
         """Whether all launchers were started.
 

@@ -35,12 +35,13 @@ class ThawWatch:
 
     Args:
         folder: the folder of the job.
+        is_late: whether it was frozen because a step did not end in time. Then that step may take longer, too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_late: bool = False) -> None:
         self._folder = folder
         progress = rank_reports.progress(folder)
-        self._is_training = progress is None or progress.state is State.TRAINING
+        self._is_training = not is_late and (progress is None or progress.state is State.TRAINING)
         self._report = rank_reports.newest_report(folder)
         self.limit_s = limit_after(progress)
         self._begin()

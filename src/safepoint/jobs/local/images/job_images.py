@@ -1,7 +1,7 @@
 """Freezes a job of this machine into a process image, and restores its processes.
 
 The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended:
-`thaw` lets its processes continue in the middle of a step, and `resume` continues from the newest checkpoint.
+`thaw` lets its processes continue in the middle of a step. So does `resume`, unless there is a newer checkpoint.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from safepoint.foundation.files import FolderLock
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.images.last_resort import temporary_folders_of
 from safepoint.jobs.local.local_jobs import LocalJobs
-from safepoint.jobs.local.paths import job_folder, supervisor_lock
+from safepoint.jobs.local.paths import images_of, job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
-from safepoint.training.outcome.launcher_folder import running_launchers
-from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.program import Criu, find_criu
 from safepoint.transparent.criu.trees import name_of, processes_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from safepoint.transparent.images.manifest import ImageManifest
     from safepoint.transparent.thaw import Restored
 
-_IMAGES = "images"
 _EXITS_WITHIN_S = 15.0
 _POLL_S = 0.1
 _FREEZABLE = (JobState.RUNNING, JobState.RESUMING)
@@ -47,7 +46,7 @@ def images_folder(name: str) -> Path:
         NotFoundError: there is no such job.
     """
     with History() as history:
-        return job_folder(history.name_of(name)) / _IMAGES
+        return images_of(history.name_of(name))
 
 
 def freeze_job(
@@ -158,48 +157,65 @@ def thaw_job(
         path = _image_of(history, job)
         with contextlib.ExitStack() as starts, _without_supervisor(job):
             _refuse_full(history, job)
-
-            def note(restored: "Sequence[Restored]") -> None:
-                with history.transaction():
-                    now = history.job(job.name)
-                    if now != job:
-                        raise ConflictError(
-                            f"job {job.name} was changed while it was restored; the restored processes were ended",
-                            hint=f"see `safepoint status {job.name}`",
-                        )
-                    _refuse_full(history, job)
-                    _refuse_others(job, restored, path)
-                    before = history.nodes(job.name, job.attempt)
-                    for node, one in zip(before, restored, strict=True):
-                        history.add_node(job.name, job.attempt, _again(node, one.pid))
-                    history.reopen_attempt(job.name, job.attempt)
-                    history.become(
-                        job.name,
-                        JobState.RESUMING,
-                        actor=actor,
-                        message=f"restored from {path}",
-                        wanted=RequestedAction.RUN,
-                        exit_code=None,
-                    )
-                    Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
-
+            adopt = _adoption(history, job, path, actor, check=lambda: _refuse_full(history, job))
             try:
-                return thaw_image(criu, location, image, before_start=note, progress=progress)
+                return thaw_image(criu, location, image, before_start=adopt, progress=progress)
             finally:
                 if history.job(job.name).needs_supervisor:
                     starts.callback(start_supervisor, job.name)
 
 
-def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
-    """The temporary folders of the launchers in process trees, by the root of the tree.
+def restore_job(history: History, job: JobRecord, *, actor: str) -> None:
+    """Restore the processes of a job from its image; called by its supervisor, which has the slots for it.
 
     Args:
-        roots: the root processes.
+        history: the history of all jobs.
+        job: the job, as it is in the history.
+        actor: the supervisor.
+
+    Raises:
+        SafepointError, OSError: the processes could not be restored.
     """
-    launchers = running_launchers()
-    return {
-        root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [processes_of(root)]
-    }
+    from safepoint.transparent.images.opening import key_of, open_images, parse_images
+    from safepoint.transparent.thaw import thaw_image
+
+    path = _image_with_nodes(history, job)
+    place, image = parse_images(path)
+    with open_images(place, key_of(None, is_made=False), only_authentic=True) as location:
+        adopt = _adoption(history, job, path, actor, check=lambda: None)
+        thaw_image(find_criu(), location, image or location.newest(), before_start=adopt)
+
+
+def _adoption(
+    history: History, job: JobRecord, path: str, actor: str, *, check: Callable[[], None]
+) -> "Callable[[Sequence[Restored]], None]":
+    """What records the restored processes as the launchers of the job's newest attempt."""
+
+    def adopt(restored: "Sequence[Restored]") -> None:
+        with history.transaction():
+            now = history.job(job.name)
+            if now != job:
+                raise ConflictError(
+                    f"job {job.name} was changed while it was restored; the restored processes were ended",
+                    hint=f"see `safepoint status {job.name}`",
+                )
+            check()
+            _refuse_others(job, restored, path)
+            before = history.nodes(job.name, job.attempt)
+            for node, one in zip(before, restored, strict=True):
+                history.add_node(job.name, job.attempt, _again(node, one.pid))
+            history.reopen_attempt(job.name, job.attempt)
+            history.become(
+                job.name,
+                JobState.RESUMING,
+                actor=actor,
+                message=f"restored from {path}",
+                wanted=RequestedAction.RUN,
+                exit_code=None,
+            )
+            Launchers(job.spec, job_folder(job.name), job.attempt).readopt()
+
+    return adopt
 
 
 def _launchers_of(history: History, job: JobRecord) -> list[int]:
@@ -238,12 +254,16 @@ def _image_of(history: History, job: JobRecord) -> str:
             f"the newest attempt of job {job.name} has no process image; nothing was restored",
             hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
+    return _image_with_nodes(history, job)
+
+
+def _image_with_nodes(history: History, job: JobRecord) -> str:
     if len(history.nodes(job.name, job.attempt)) != job.num_nodes:
         raise ConflictError(
             f"job {job.name} has another number of nodes than in its process image; nothing was restored",
             hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
-    return job.image
+    return job.image or ""
 
 
 def _refuse_full(history: History, job: JobRecord) -> None:

@@ -17,21 +17,23 @@ from safepoint.foundation.files import write_atomic
 from safepoint.foundation.processes import JOB_VARIABLE, identify
 from safepoint.jobs.local.attempt import thaw_watch
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
-from safepoint.jobs.local.job_images import freeze_job, image_of, images_folder, thaw_job
+from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, thaw_job
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import PROGRESS_NAME, Progress, State
-from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.program import VARIABLE, Criu
 from safepoint.transparent.criu.tree_dump import Restored
 from safepoint.transparent.images.location import ImageLocation
+from safepoint.transparent.protection.keys import own_key
 from tests.support.criu_images import dump
 from tests.support.supervisors import supervisor_pid
 from tests.unit.jobs.local.test_supervisor import Place, Thread, place, wait_until
 
 __all__ = ["place"]
-CRIU = Criu(path=str(Path(__file__).parents[3] / "support" / "stand_in_criu.sh"), version="4.2.1")
+CRIU = Criu(path=str(Path(__file__).parents[4] / "support" / "stand_in_criu.sh"), version="4.2.1")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("STAND_IN_DUMPS", str(tmp_path / "dumps"))
     (tmp_path / "dumps").mkdir()
     yield tmp_path
-    for path in tmp_path.glob("restored-?"):
+    for path in tmp_path.rglob("restored-?"):
         subprocess.run(["kill", "-9", path.read_text().strip()], stderr=subprocess.DEVNULL, check=False)
 
 
@@ -94,6 +96,72 @@ def test_a_frozen_job_is_suspended_and_goes_on_in_the_same_attempt(place: Place)
     assert [name for name in place.states() if name != "suspending"][:4] == [
         *("running", "frozen", "suspended", "resuming"),
     ]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may freeze a process")
+
+
+@pytest.fixture
+def own_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in is what this user and the supervisor find, and images have a key."""
+    monkeypatch.setenv(VARIABLE, CRIU.path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def freeze_with_key(name: str = "a", *, is_running_after: bool = False) -> None:
+    location = ImageLocation(images_folder(name), own_key())
+    freeze_job(CRIU, name, location, is_running_after=is_running_after, actor="me")
+
+
+@needs_root
+@pytest.mark.usefixtures("own_criu")
+def test_resume_goes_on_from_the_image(place: Place) -> None:
+    """In the same attempt, by the supervisor. After a failure, the job starts again without the image."""
+    start(place, "wait 75", "0")
+    freeze_with_key()
+    wait_until(lambda: supervisor_pid("a") is None)
+    with LocalJobs(actor="me") as jobs:
+        resumed = jobs.resume("a")
+    assert resumed.message.startswith(f"from {job_folder('a') / 'images' / 'image-1'}")
+    assert "there is no checkpoint" in resumed.message
+    restored = job_folder("a") / "restored-0"  # the supervisor's current folder
+    wait_until(lambda: restored.exists() and place.job().message.startswith("restored from"))
+    job = place.job()
+    assert (job.state, job.attempt, job.is_thawed) == (JobState.RESUMING, 1, True)
+    pid = int(restored.read_text())
+    assert [node.process for node in place.history.nodes("a", 1)] == [identify(pid)]
+    os.kill(pid, signal.SIGKILL)
+    job = place.wait_for(JobState.COMPLETE)
+    assert (job.attempt, job.image) == (2, None)
+
+
+@needs_root
+@pytest.mark.usefixtures("own_criu")
+def test_resume_from_the_checkpoint_forgets_the_image(place: Place) -> None:
+    """A person asks for it: the next attempt."""
+    start(place, "wait 75", "0")
+    freeze_with_key()
+    wait_until(lambda: supervisor_pid("a") is None)
+    with LocalJobs(actor="me") as jobs:
+        assert jobs.resume("a", from_checkpoint=True).message == ""
+    job = place.wait_for(JobState.COMPLETE)
+    assert (job.attempt, job.image) == (2, None)
+    assert not (job_folder("a") / "restored-0").exists()
+
+
+@needs_root
+@pytest.mark.usefixtures("own_criu")
+def test_an_image_that_cannot_be_restored_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRIU fails. The attempt says so, and the next one starts from the newest checkpoint."""
+    start(place, "wait 75", "0")
+    freeze_with_key()
+    wait_until(lambda: supervisor_pid("a") is None)
+    monkeypatch.setenv("STAND_IN_FAULT", "restore 0 fail")
+    with LocalJobs(actor="me") as jobs:
+        jobs.resume("a")
+    job = place.wait_for(JobState.COMPLETE)
+    assert (job.attempt, job.image) == (2, None)
+    assert "could not be restored" in place.history.attempts("a")[0].outcome
 
 
 def test_a_job_that_runs_on_has_an_image(place: Place) -> None:
@@ -151,7 +219,7 @@ def test_what_cannot_be_frozen_or_restored_is_refused(place: Place, monkeypatch:
     with pytest.raises(ConflictError, match="cannot run now"):
         thaw("b")
     assert place.job("b").state is JobState.SUSPENDED
-    assert not Path("restored-0").exists()
+    assert not (job_folder("a") / "restored-0").exists()
     place.history.change_nodes(place.job("b"), 2, actor="me")
     with pytest.raises(ConflictError, match="another number of nodes"):
         thaw("b")

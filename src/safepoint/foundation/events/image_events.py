@@ -1,0 +1,39 @@
+"""Events about process images (docs/progress.md)."""
+
+from safepoint.errors import printable
+from safepoint.foundation.events.stream import Event
+from safepoint.foundation.units import format_bytes, format_duration
+
+
+class Frozen(Event, is_warning=True):
+    """The ranks could not save before the deadline. They are in a process image, and their processes have ended."""
+
+    path: str
+    size_bytes: int
+    frozen_s: float
+
+    def _sentence(self) -> str:
+        return (
+            f"the ranks did not save before the deadline: they are frozen in {printable(self.path)}, "
+            f"{format_bytes(self.size_bytes)}, made in {format_duration(self.frozen_s)}; run the same command again, "
+            "and they go on"
+        )
+
+
+class NotFrozen(Event, is_warning=True, cause="reason"):
+    """The ranks could not save before the deadline, and could not be frozen either."""
+
+    reason: str
+
+    def _sentence(self) -> str:
+        return f"the ranks did not save before the deadline, and could not be frozen: {self.reason}"
+
+
+class Thawed(Event):
+    """The ranks were restored from a process image, and go on in the middle of a step."""
+
+    path: str
+    reason: str
+
+    def _sentence(self) -> str:
+        return f"the ranks go on from {printable(self.path)}: {self.reason}"

@@ -1,0 +1,113 @@
+"""Chooses what a job goes on from: its process image, or its newest checkpoint, whichever is newer and valid.
+
+Both are one history: the processes in an image are further than each checkpoint that was made before it. The image is
+examined as far as that is possible without reading its pages.
+"""
+
+import platform
+from dataclasses import dataclass
+
+from safepoint.errors import NothingValidError, SafepointError, printable
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_duration
+from safepoint.jobs.local.outputs import open_output
+from safepoint.jobs.model.records import JobRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint, as far as it matters here.
+
+    Args:
+        step: its step.
+        created: when it was made, RFC 3339 UTC.
+    """
+
+    step: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestState:
+    """What a job goes on from.
+
+    Args:
+        image: the path or URI of the image; None for the newest checkpoint or, without one, the beginning.
+        why: the reason, as a part of a sentence; empty without a choice.
+    """
+
+    image: str | None
+    why: str
+
+
+def newest_state(job: JobRecord, output: str | None, *, from_checkpoint: bool = False) -> NewestState:
+    """What a job goes on from.
+
+    Args:
+        job: the job.
+        output: the location of its checkpoints; None if it is unknown.
+        from_checkpoint: whether a person has asked for a checkpoint.
+
+    Raises:
+        SafepointError: the location of its checkpoints cannot be read.
+    """
+    if job.image is None or from_checkpoint:
+        return NewestState(image=None, why="")
+    return choose(job.image, _newest_checkpoint(job, output))
+
+
+def choose(image: str, checkpoint: Checkpoint | None) -> NewestState:
+    """The image or the checkpoint.
+
+    Args:
+        image: the path or URI of the image.
+        checkpoint: the newest checkpoint; None without one.
+    """
+    other = (
+        "there is no checkpoint"
+        if checkpoint is None
+        else f"the newest checkpoint, of step {checkpoint.step}, is older"
+    )
+    instead = "from the beginning" if checkpoint is None else f"from the checkpoint of step {checkpoint.step}"
+    try:
+        created = _examine(image)
+    except (SafepointError, OSError) as error:
+        reason = error.message if isinstance(error, SafepointError) else error.strerror or str(error)
+        return NewestState(image=None, why=f"{instead}, because the process image cannot be used: {reason}")
+    age = f"{format_duration(max(0.0, clock.parse_utc(clock.utc_now()) - clock.parse_utc(created)))} old"
+    if checkpoint is not None and clock.parse_utc(checkpoint.created) > clock.parse_utc(created):
+        return NewestState(image=None, why=f"{instead}, which is newer than {printable(image)}, {age}")
+    return NewestState(image=image, why=f"from {printable(image)}, {age}; {other}")
+
+
+def _examine(image: str) -> str:
+    """When an image was made.
+
+    Raises:
+        SafepointError, OSError: it cannot be restored here.
+    """
+    from safepoint.transparent.criu.program import find_criu
+    from safepoint.transparent.packages import require_packages
+
+    find_criu()
+    require_packages()
+    from safepoint.transparent.images.materialise import verify
+    from safepoint.transparent.images.opening import key_of, open_images, parse_images
+
+    place, name = parse_images(image)
+    with open_images(place, key_of(None, is_made=False), only_authentic=True) as location:
+        manifest = verify(location, name or location.newest(), deep=False)
+    if manifest.machine.architecture != platform.machine():
+        raise SafepointError(f"it was made on {manifest.machine.architecture}")
+    return manifest.created
+
+
+def _newest_checkpoint(job: JobRecord, output: str | None) -> Checkpoint | None:
+    inventory = None if output is None else open_output(job.spec, output)
+    if inventory is None or (inventory.folder is not None and not inventory.folder.is_dir()):
+        return None
+    try:
+        item = inventory.item()
+    except NothingValidError:
+        return None
+    return None if item.stated is None else Checkpoint(step=item.stated.step, created=item.stated.created)
