@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+from safepoint.jobs.local.job_images import images_folder
 
 from safepoint.errors import FreezeError
-from safepoint.jobs.local.job_images import images_folder
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
 from safepoint.transparent.images.location import ImageLocation
