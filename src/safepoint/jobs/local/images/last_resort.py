@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _BASE_S = 3.0
 _BYTES_PER_S = 100e6
 """A very busy machine with two cores freezes, compresses and commits so much in a second (docs/process-images.md)."""
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S, _LOOK_EARLY_S = 5.0, 0.1
 _ENDING_S = 0.5
 """How long ranks that have saved in time may take to end."""
 _log = logging.getLogger("safepoint")
@@ -66,12 +66,17 @@ class LastResort:
         """Reserve time for an image of the processes as they are now, every few seconds. Call this often."""
         if clock.monotonic_s() < self._look_at_s or self._is_tried:
             return
-        self._look_at_s = clock.monotonic_s() + _LOOK_EVERY_S
+        folders = self._folders()
+        # A launcher makes its folder before its ranks start, so they find the record from their first moment.
+        is_early = len(folders) < len(self._roots)
+        self._look_at_s = clock.monotonic_s() + (_LOOK_EARLY_S if is_early else _LOOK_EVERY_S)
+        if is_early:
+            return
         num_bytes = resident_bytes(pid for root in self._roots for pid in processes_of(root))
         wanted_s = needed_s(num_bytes) + _ENDING_S
         most_s = self._within_s / 2
         self._reserved_s = min(wanted_s, most_s)
-        for folder in self._folders():
+        for folder in folders:
             reserve(folder, self._reserved_s)
         if wanted_s > most_s and not self._has_warned:
             self._has_warned = True

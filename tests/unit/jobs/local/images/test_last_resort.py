@@ -60,6 +60,19 @@ def test_time_is_reserved_for_the_size_of_the_processes(folder: Path, tmp_path: 
     assert reserved_s(folder) > 0
 
 
+def test_a_launcher_that_has_just_started_is_looked_at_soon(
+    folder: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no folder yet. A request to stop may come in its first second."""
+    watched = resort(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(last_resort, "running_launchers", list)
+        watched.look()
+    clock.now_s += 0.2
+    watched.look()
+    assert reserved_s(folder) > 0
+
+
 def test_at_most_half_of_the_time_is_reserved(
     folder: Path, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
