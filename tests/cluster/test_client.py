@@ -53,11 +53,11 @@ def test_a_training_function(team: Workspace) -> None:
     name = client.train(
         trainer=TransformersTrainer(
             func=train,
-            func_args={"steps": 16, "note": "a `b` $HOME \\ 'c'"},
+            func_args={"steps": 100, "note": "a `b` $HOME \\ 'c'"},
             num_nodes=1,
             output_dir=f"pvc://{CLAIM}/run1",
             env={"UNSET": None, "SOME": "text"},
-            periodic_checkpoint_config=PeriodicCheckpointConfig(save_strategy="steps", save_steps=5),
+            periodic_checkpoint_config=PeriodicCheckpointConfig(save_strategy="steps", save_steps=25),
         ),
         runtime=runtime,
         options=[kubernetes_options.Labels({"team": "a"})],
