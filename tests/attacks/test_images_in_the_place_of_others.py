@@ -8,16 +8,16 @@ import os
 from pathlib import Path
 
 import pytest
-from safepoint.jobs.local.job_images import images_folder
 
 from safepoint.errors import FreezeError
+from safepoint.jobs.local.images.job_images import images_folder
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import ImageManifest
 from safepoint.transparent.images.store_dump import Dump, store_dumps
 from tests.support.criu_images import MACHINE, dump
-from tests.unit.jobs.local.test_job_images import freeze, place, restored, start, thaw
+from tests.unit.jobs.local.images.test_job_images import freeze, place, restored, start, thaw
 from tests.unit.jobs.local.test_supervisor import Place, wait_until
 
 __all__ = ["place", "restored"]

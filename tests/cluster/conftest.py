@@ -1,5 +1,6 @@
 """One cluster for all tests of the lane, and a namespace for each."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(autouse=True)
+def collected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves open with a reason, such as Kubeflow's client, is no warning in the next test."""
+    yield
+    if request.node.get_closest_marker("filterwarnings"):
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ def ask(*arguments: object) -> str:
 
 def submit(place: Place, *options: str) -> dict[str, Any]:
     output = place.output(NAME)
-    slowly = ["--step-ms", "600", "--resumed-step-ms", "20"]
+    slowly = ["--step-ms", str(round(600 * PATIENCE)), "--resumed-step-ms", "20"]
     return json.loads(
         ask("submit", "--json", "--name", NAME, "--output-dir", output, *options, LOOP, "--out", output, *slowly)
     )
