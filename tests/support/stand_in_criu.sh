@@ -4,7 +4,8 @@
 # STAND_IN_DUMPS is a folder with a dump for each root process. STAND_IN_PROCESSES are all processes of all trees.
 # STAND_IN_FAULT chooses what goes wrong: `ACTION PART WHAT`, such as `dump 1 fail`. WHAT is one of `fail`; `die`, as
 # after SIGKILL; `wait`, until the file `release` exists in the current folder; `kill-root`, which kills the root
-# process of the tree. The files `dumped-PART` and `restored-PART` in the current folder show how far it came.
+# process of the tree. Restored processes are those of the job with the folder STAND_IN_JOB. The files `dumped-PART` and
+# `restored-PART` in the current folder show how far it came.
 action=$1
 shift
 if [ "$action" = --version ]; then
@@ -47,8 +48,9 @@ if [ "$action" = dump ]; then
   cp "$STAND_IN_DUMPS/$root"/* "$images"
   exit 0
 fi
-setsid sleep 1000 &
+setsid env SAFEPOINT_JOB_DIR="$STAND_IN_JOB" sleep 1000 &
 root=$!
+while read -r name <"/proc/$root/comm" && [ "$name" != sleep ]; do sleep 0.01; done
 kill -STOP "$root"
 echo "$root" >"restored-$part.new"
 mv "restored-$part.new" "restored-$part"

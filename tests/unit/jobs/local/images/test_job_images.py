@@ -14,7 +14,7 @@ import pytest
 
 from safepoint.errors import ConflictError, FreezeError, NotFoundError, SafepointError
 from safepoint.foundation.files import write_atomic
-from safepoint.foundation.processes import JOB_VARIABLE, identify
+from safepoint.foundation.processes import identify
 from safepoint.jobs.local.attempt import thaw_watch
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
 from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, thaw_job
@@ -67,7 +67,7 @@ def freeze(name: str = "a", *, is_running_after: bool = False) -> None:
 def thaw(name: str = "a", *, restored: str | None = None) -> list[Restored]:
     """Restore the processes of a job; `restored` names the job whose processes are in the image."""
     path = Path(image_of(name)[1])
-    with patch.dict(os.environ, {JOB_VARIABLE: str(job_folder(restored or name))}):
+    with patch.dict(os.environ, {"STAND_IN_JOB": str(job_folder(restored or name))}):
         return thaw_job(CRIU, name, ImageLocation(path.parent), path.name, actor="me")
 
 
@@ -102,10 +102,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may freeze 
 
 
 @pytest.fixture
-def own_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_criu(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in is what this user and the supervisor find, and images have a key."""
     monkeypatch.setenv(VARIABLE, CRIU.path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("STAND_IN_JOB", str(job_folder("a")))
 
 
 def freeze_with_key(name: str = "a", *, is_running_after: bool = False) -> None:

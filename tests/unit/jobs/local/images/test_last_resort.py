@@ -1,6 +1,5 @@
 """When a run is frozen at its deadline, and how much time is reserved for it; with a stand-in for CRIU."""
 
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +76,6 @@ def test_at_most_half_of_the_time_is_reserved(
     folder: Path, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One warning says how long the grace period should be; with that, there is none."""
-    monkeypatch.setattr(logging.getLogger("safepoint"), "propagate", True)
     watched = resort(tmp_path, grace_s=5.0)
     for _ in range(3):
         watched.look()
