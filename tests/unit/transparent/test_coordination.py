@@ -69,6 +69,7 @@ class Trees:
         """Another process that freezes or restores. `trees`, `note` and the functions are known to `call`."""
         code = f"""
 from pathlib import Path
+import signal
 import time
 from safepoint.transparent import staging
 from safepoint.transparent.criu.program import Criu
@@ -76,6 +77,7 @@ from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.thaw import thaw_image
 from safepoint.transparent.images.location import ImageLocation
 staging._MEMORY = Path("absent")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background, where it is ignored
 def note(_):
     Path("noted").touch()
     time.sleep(1000)
