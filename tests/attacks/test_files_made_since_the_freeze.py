@@ -1,6 +1,7 @@
-"""A file that a frozen process had in a shared folder was deleted since, and another user has made it again.
+"""What frozen processes had in a shared folder was deleted since, and another user has made it, or its folder, again.
 
-CRIU compares sizes and modes only. So the other user would decide what is in the memory of the restored process.
+CRIU compares sizes and modes only. So the other user would decide what is in the memory of the restored process, or
+would keep the files and sockets that CRIU makes in the folder.
 """
 
 import os
@@ -32,15 +33,36 @@ def record(body: bytes) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-def part(folder: Path, paths: Iterable[Path], *, user: int = 0, deleted: Iterable[int] = ()) -> Path:
+def opened(kind: int, number: int, *fields: bytes) -> bytes:
+    """A record of CRIU for something that a process has open."""
+    return record(message([(1, 1), (2, number)])[4:] + text(kind, message([(1, number)])[4:] + b"".join(fields)))
+
+
+def regular(number: int, path: Path) -> bytes:
+    return opened(3, number, text(6, bytes(path)))
+
+
+def bound(address: bytes, folder: Path | None = None) -> bytes:
+    """A Unix socket."""
+    return opened(16, 50, text(11, address), text(14, bytes(folder)) if folder is not None else b"")
+
+
+def watched(path: Path) -> bytes:
+    """A watch of inotify."""
+    return opened(13, 60, text(5, text(7, text(4, bytes(path)))))
+
+
+def part(
+    folder: Path,
+    paths: Iterable[Path] = (),
+    *,
+    user: int = 0,
+    deleted: Iterable[int] = (),
+    others: Iterable[bytes] = (),
+) -> Path:
     """The files of CRIU for a process that has these paths open."""
     folder.mkdir()
-    files = [
-        record(
-            message([(1, 1), (2, number)])[4:] + text(3, message([(1, number), (2, 0)])[4:] + text(6, bytes(path)))
-        )
-        for number, path in enumerate(paths, 1)
-    ]
+    files = [*(regular(number, path) for number, path in enumerate(paths, 1)), *others]
     (folder / "files.img").write_bytes(bytes(8) + b"".join(files))
     if deleted:
         (folder / "remap-fpath.img").write_bytes(bytes(8) + b"".join(message([(1, one), (2, 9)]) for one in deleted))
@@ -58,8 +80,8 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-def check(folder: Path) -> None:
-    refuse_planted_files(folder, users_of(folder))
+def check(folder: Path) -> list[str]:
+    return refuse_planted_files(folder, users_of(folder))
 
 
 @pytest.mark.parametrize("inner", ["file", "folder/file"])
@@ -81,13 +103,46 @@ def test_a_file_of_another_user(inner: str, shared: Path, tmp_path: Path) -> Non
 
 
 def test_a_missing_file(shared: Path, tmp_path: Path) -> None:
-    """Another user could make it before CRIU opens it. CRIU itself makes what was deleted before the freeze."""
+    """Another user could make it before CRIU opens it."""
     paths = [shared / "missing", shared / "folder" / "missing"]
     for number, path in enumerate(paths):
         with pytest.raises(FreezeError, match="is missing, and other users could make it"):
             check(part(tmp_path / f"part-{number}", [path]))
-    check(part(tmp_path / "deleted", paths, deleted=[1, 2]))
     check(part(tmp_path / "elsewhere", [tmp_path / "missing"]))
+
+
+@pytest.mark.parametrize("kind", ["deleted file", "socket", "relative socket", "watched folder"])
+def test_the_folder_of_what_criu_makes(kind: str, shared: Path, tmp_path: Path) -> None:
+    """The other user would keep the deleted file or the socket, and root would change modes of names there."""
+    mine = shared / "mine"
+    mine.mkdir()
+
+    def made() -> Path:
+        target = tmp_path / f"part-{len(list(tmp_path.iterdir()))}"
+        if kind == "deleted file":
+            return part(target, [mine / "file"], deleted=[1], user=_OWNER)
+        address, folder = (b"socket", mine) if kind == "relative socket" else (bytes(mine / "socket"), None)
+        other = watched(mine) if kind == "watched folder" else bound(address + b"\0", folder)
+        return part(target, others=[other], user=_OWNER)
+
+    for owner in (0, _OWNER):
+        os.chown(mine, owner, -1)
+        assert check(made()) == []
+    os.chown(mine, _STRANGER, -1)
+    with pytest.raises(FreezeError, match="made by another user.*nothing was restored"):
+        check(made())
+
+
+def test_a_missing_folder_of_what_criu_makes(shared: Path, tmp_path: Path) -> None:
+    """It is made before another user can make it. In other folders, only the users who may write there could."""
+    inner = shared / "outer" / "inner"
+    missing = tmp_path / "missing"
+    sockets = [bound(bytes(inner / "socket")), bound(b"\0/tmp/abstract"), bound(b"")]
+    folder = part(tmp_path / "part", [inner / "a", missing / "b"], deleted=[1, 2], others=sockets, user=_OWNER)
+    assert check(folder) == [str(inner.parent), str(inner)]
+    assert (inner.stat().st_uid, inner.stat().st_mode & 0o777) == (_OWNER, 0o700)
+    assert not missing.exists()
+    assert check(folder) == []
 
 
 def test_a_carried_folder_of_another_user(shared: Path, tmp_path: Path) -> None:
@@ -118,19 +173,40 @@ def test_a_carried_folder_below_one_of_another_user(shared: Path, tmp_path: Path
     assert list((shared / "mine").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["torchinductor_me", "mine/torchinductor"])
-def test_a_folder_for_compiled_code(name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+_VARIABLES = (
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),
+    *("PYTHONPATH", "PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH", "PATH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME"),
+    *("HF_MODULES_CACHE", "HOME", "TMPDIR", "TMP"),
+)
+
+
+@pytest.mark.parametrize("variable", _VARIABLES)
+@pytest.mark.parametrize("name", ["code", "mine/code"])
+def test_a_folder_for_code(
+    variable: str, name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a reboot it is missing. It is made before the processes run, and refused if it is another user's."""
     monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
     cache = shared / name
     (tmp_path / "proc" / "7").mkdir(parents=True)
-    (tmp_path / "proc" / "7" / "environ").write_text(f"A=b\0TORCHINDUCTOR_CACHE_DIR={cache}\0HOME=~\0")
+    (tmp_path / "proc" / "7" / "environ").write_text(f"A=b\0{variable}=/usr/lib:{cache}\0MY_HOME=~\0")
     refuse_planted_folders([7], tmp_path / "proc")
     assert (cache.stat().st_uid, cache.stat().st_mode & 0o777) == (_OWNER, 0o700)
     refuse_planted_folders([7], tmp_path / "proc")
     os.chown(shared / Path(name).parts[0], _STRANGER, -1)
     with pytest.raises(FreezeError, match="find code or settings there"):
         refuse_planted_folders([7], tmp_path / "proc")
+
+
+def test_other_variables(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the socket of an agent: it may belong to the user who has started the program with sudo."""
+    monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
+    (shared / "agent").touch()
+    os.chown(shared / "agent", _STRANGER, -1)
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "environ").write_text(f"SSH_AUTH_SOCK={shared}/agent\0LOG={shared}/missing\0")
+    refuse_planted_folders([7], tmp_path / "proc")
+    assert not (shared / "missing").exists()
 
 
 @pytest.mark.parametrize("data", [bytes(8) + b"\x05\0\0\0ab", bytes(8) + b"\x01\0\0", bytes(8) + record(b"\x1a\x7f")])

@@ -79,9 +79,6 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
             if not folder.is_absolute() or ".." in folder.parts:
                 raise ImageError(f"{path.name} names no folder; nothing was restored")
             is_new = not os.path.lexists(folder)
-            if is_new:
-                folder.mkdir(0o700)
-                restored.append(folder)
             # Also if it is new: another user may have made the folder above it, and could exchange it.
             if is_planted(folder, users=users):
                 raise FreezeError(
@@ -90,6 +87,8 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
                     hint="find out who has made it, and delete it; then try again",
                 )
             if is_new:
+                folder.mkdir(0o700)  # raises an error if another user has made it meanwhile
+                restored.append(folder)
                 archive.extractall(folder, filter="data")
     except tarfile.TarError as error:
         raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error

@@ -2,31 +2,36 @@
 
 CRIU opens files by their paths, and compares only their sizes and modes. What a program had in a folder such as /tmp
 may have been deleted since the freeze, by a reboot or a program that cleans the folder. Then every user can make it
-again, and so decide what is in the memory of the processes, or which compiled code they run.
+again, and so decide what is in the memory of the processes, or which compiled code they run. Files that were deleted
+before the freeze, and Unix sockets, are made again by CRIU: in a folder of another user, this user could take them.
 """
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from safepoint.errors import FreezeError, printable
 from safepoint.foundation.environment import is_planted, lies_in_shared_folder
 from safepoint.foundation.processes import user_of
-from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, TEMPORARY
-from safepoint.transparent.criu.records import open_paths
+from safepoint.transparent.criu.records import made_paths, open_paths
 
-_FOLDERS = (*COMPILED_CODE, TEMPORARY, "HOME")
-"""The variables with folders in which programs find code or settings."""
+_FOLDERS = re.compile(r"\w*(DIR|HOME|PATH|PREFIX|CACHE)|TMP|TEMP")
+"""The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH. Programs find code or settings
+there."""
 _PROC = Path("/proc")
 
 
-def refuse_planted_files(folder: Path, users: Collection[int]) -> None:
-    """Check the files and folders that CRIU will open for the processes of a part.
+def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
+    """Check the files and folders that CRIU will open or make for the processes of a part.
 
     Args:
         folder: the folder of the part, with CRIU's files.
         users: the users of the processes; see `users_of`.
+
+    Returns:
+        The folders that were missing, and that were made because every user could make them; outer ones first.
 
     Raises:
         FreezeError: one is another user's, or another user can make it before CRIU opens it.
@@ -41,6 +46,11 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> None:
                 "nothing was restored",
                 hint="restore it from a backup",
             )
+    owner = next(iter(users)) if len(users) == 1 else os.geteuid()
+    made: list[str] = []
+    for place in sorted({os.path.dirname(path) for path in made_paths(folder)}):
+        made += _take(place, owner, users, "a file or a socket of the processes is made there")
+    return made
 
 
 def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
@@ -53,22 +63,34 @@ def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
     Raises:
         FreezeError: one is another user's.
     """
+    found: set[tuple[str, int]] = set()
     for pid in pids:
-        user, variables = user_of(pid), _environment(proc / str(pid))
-        for path in {variables[name] for name in _FOLDERS if os.path.isabs(variables.get(name, ""))}:
-            if user is not None:
-                _check_folder(path, user)
+        user = user_of(pid)
+        for name, text in _environment(proc / str(pid)).items():
+            if user is not None and _FOLDERS.fullmatch(name):
+                found |= {(path, user) for path in text.split(":") if os.path.isabs(path)}
+    for path, user in sorted(found):
+        _take(path, user, {user}, "the processes find code or settings there")
 
 
-def _check_folder(path: str, user: int) -> None:
+def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
+    """Refuse a folder that another user has made. Make it if it is missing, and every user could make it.
+
+    Returns:
+        The folders that were made, outer ones first.
+    """
+    made: list[str] = []
+    if is_planted(path, users=users):
+        raise _of_others(path, why)
     if not os.path.lexists(path) and lies_in_shared_folder(path):
         with contextlib.suppress(OSError):  # the program would have to make it, and cannot either
-            for missing in reversed([one for one in Path(path).parents if not os.path.lexists(one)]):
-                os.mkdir(missing, 0o755)
-            os.mkdir(path, 0o700)
-            os.chown(path, user, -1, follow_symlinks=False)
-    if is_planted(path, users={user}):
-        raise _of_others(path, "the processes find code or settings there")
+            for missing in reversed([path, *(str(one) for one in Path(path).parents if not os.path.lexists(one))]):
+                os.mkdir(missing, 0o700 if missing == path else 0o755)
+                made.append(missing)
+            os.chown(path, owner, -1, follow_symlinks=False)
+        if is_planted(path, users=users):  # another user was faster
+            raise _of_others(path, why)
+    return made
 
 
 def _environment(folder: Path) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ it had written. Either all trees run or none, even if Safepoint or CRIU is kille
 """
 
 import contextlib
+import os
 import platform
 import signal
 from collections.abc import Callable, Generator, Sequence
@@ -74,6 +75,7 @@ def thaw_image(
         staging(raw_bytes(manifest), control) as stage,
         Guard(stage.folder, signal.SIGKILL) as guard,
         contextlib.ExitStack() as undo,
+        contextlib.ExitStack() as tidying,
     ):
         materialise(location, name, stage.folder, progress=progress)
         for number in range(len(manifest.parts)):
@@ -81,7 +83,8 @@ def thaw_image(
             users = users_of(part)
             for folder in set_down(part, users):
                 undo.callback(delete_tree, folder)
-            refuse_planted_files(part, users)
+            for folder in refuse_planted_files(part, users):
+                tidying.callback(_delete_empty, folder)
         with _restored(criu, stage.folder, control, manifest.parts) as restored:
             pids = [pid for one in restored for pid in processes_of(one.pid)]
             for pid in pids:
@@ -97,6 +100,12 @@ def thaw_image(
         undo.pop_all()
         guard.release()
     return restored
+
+
+def _delete_empty(folder: str) -> None:
+    """Delete a folder, unless something is in it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def _resume_gpus(processes: Sequence[int], places: dict[str, str]) -> None:
