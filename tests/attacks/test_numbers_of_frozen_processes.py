@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +74,44 @@ def test_the_guard_of_a_killed_command(
         assert innocent.wait() == -signal.SIGKILL
     else:
         assert os.waitpid(innocent.pid, os.WNOHANG) == (0, 0)
+
+
+def test_a_process_with_the_number_of_criu(
+    innocent: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the guard would wait for it, and the frozen processes would stay stopped as long as it runs."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as frozen:
+        found = guards.identify(innocent.pid)
+        assert found is not None
+        earlier = ProcessId(pid=found.pid, start_ticks=found.start_ticks - 1, boot=found.boot)
+        identify = guards.identify
+        monkeypatch.setattr(guards, "identify", lambda pid: earlier if pid == innocent.pid else identify(pid))
+        frozen.send_signal(signal.SIGSTOP)
+        try:
+            with Guard(tmp_path / "pages", signal.SIGKILL) as guard:
+                guard.watch(frozen.pid)
+                guard.started(innocent.pid)
+            assert frozen.wait() == -signal.SIGKILL
+        finally:
+            frozen.kill()
+    assert innocent.poll() is None
+
+
+def test_the_guard_waits_for_criu(innocent: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    """While CRIU runs, it may be in the memory of the processes."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as frozen:
+        try:
+            guard = Guard(tmp_path / "pages", signal.SIGKILL)
+            guard.watch(frozen.pid)
+            guard.started(innocent.pid)
+            ending = threading.Thread(target=guard.__exit__, args=(None, None, None))
+            ending.start()
+            ending.join(1)
+            assert ending.is_alive()
+            assert frozen.poll() is None
+            innocent.kill()
+            innocent.wait()
+            ending.join()
+            assert frozen.wait() == -signal.SIGKILL
+        finally:
+            frozen.kill()

@@ -7,6 +7,7 @@ Promises: either the image is committed, or the processes run on and nothing is 
 CRIU or one of the processes is killed.
 """
 
+import contextlib
 import itertools
 import os
 import platform
@@ -151,7 +152,9 @@ def _refuse_overlap(trees: Mapping[int, Sequence[int]]) -> None:
 
 def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard: Guard) -> list[Dump]:
     """Dump all trees at once. If a dump fails, wait for the others, because each dump restores its processes."""
+    stack = contextlib.ExitStack()
     running: list[int] = []
+    """A pidfd of each CRIU: when one has ended, another process may get its number."""
 
     def dump(number: int, root: int) -> Dump:
         folder = stage / part_name(number)
@@ -167,18 +170,17 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
         )
 
     def started(pid: int) -> None:
-        running.append(pid)
+        running.extend(stack.enter_context(held([pid])))
         guard.started(pid)
 
     for number in range(len(roots)):
         (stage / part_name(number)).mkdir(0o700)
-    with ThreadPoolExecutor(max_workers=len(roots)) as pool:
+    with stack, ThreadPoolExecutor(max_workers=len(roots)) as pool:
         tasks = [pool.submit(dump, number, root) for number, root in enumerate(roots)]
         try:
             return [task.result() for task in tasks]
         except BaseException as error:
             if not isinstance(error, Exception):  # such as Ctrl-C: the `with` block would wait for CRIU without end
                 wait(tasks, _INTERRUPTED_S)
-                with held(running) as programs:
-                    send(signal.SIGKILL, programs)
+                send(signal.SIGKILL, running)
             raise

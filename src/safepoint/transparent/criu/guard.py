@@ -3,7 +3,8 @@
 If Safepoint ends before `release`, for any reason, the kernel closes its end of a pipe. Then the guard waits until
 CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages. It is a shell, so it
 starts in a millisecond, and it has a session of its own, so signals to the group of the command do not reach it. A
-process is known by its number and the time of its start: if it has ended, another process may have the number.
+process, also CRIU, is known by its number and the time of its start: if it has ended, another process may have the
+number.
 """
 
 import signal
@@ -19,21 +20,23 @@ folder=$1
 criu=
 pids=
 number=$2
+runs() {
+  pid=${1%:*} begun=${1#*:}
+  read -r line 2>/dev/null <"/proc/$pid/stat" || return 1
+  set -- ${line##*) }
+  [ "${20}" = "$begun" ] && [ "$1" != Z ]
+}
 while read -r word value start; do
   case $word in
     done) exit 0 ;;
-    criu) criu="$criu $value" ;;
+    criu) criu="$criu $value:$start" ;;
     process) pids="$pids $value:$start" ;;
     forget) pids= ;;
     signal) number=$value ;;
   esac
 done
-for pid in $criu; do while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done; done
-for one in $pids; do
-  read -r line 2>/dev/null <"/proc/${one%:*}/stat" || continue
-  set -- ${line##*) }
-  [ "${20}" = "${one#*:}" ] && kill -"$number" "${one%:*}" 2>/dev/null
-done
+for one in $criu; do while runs "$one"; do sleep 0.1; done; done
+for one in $pids; do runs "$one" && kill -"$number" "${one%:*}" 2>/dev/null; done
 rm -rf -- "$folder"
 """
 
@@ -63,9 +66,7 @@ class Guard:
 
     def watch(self, pid: int) -> None:
         """The process `pid` gets the signal, too."""
-        process = identify(pid)
-        if process is not None:
-            self._write(f"process {pid} {process.start_ticks}\n")
+        self._note("process", pid)
 
     def forget(self) -> None:
         """The processes run on, and need no signal any more. The raw pages are still there."""
@@ -77,11 +78,16 @@ class Guard:
 
     def started(self, criu: int) -> None:
         """CRIU runs, as process `criu`. Until it has ended, the guard must not send its signal."""
-        self._write(f"criu {criu}\n")
+        self._note("criu", criu)
 
     def release(self) -> None:
         """There is nothing left to watch over."""
         self._write("done\n")
+
+    def _note(self, word: str, pid: int) -> None:
+        process = identify(pid)
+        if process is not None:
+            self._write(f"{word} {pid} {process.start_ticks}\n")
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -27,6 +27,16 @@ _KNOWN = (
         "start the program again, so that it uses the new version",
     ),
     (
+        r"Can't create ghost .*File exists",
+        "a file has the name that CRIU needs for a file that a process had open and had deleted",
+        "try again; if that fails, find out which user makes the file",
+    ),
+    (
+        r"Can't bind .*No such file|fsnotify: Unable to open .*No such file",
+        "a folder that a process watched, or in which it had a socket, is missing",
+        "make the folder again",
+    ),
+    (
         r"build-?id|BuildID",
         "a program or a library that a process has mapped is another one than when it was frozen",
         "restore the image where the same versions are installed",
