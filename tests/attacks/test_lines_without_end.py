@@ -55,10 +55,10 @@ def test_the_output_on_a_page() -> None:
         def logs(self, name: str, **_: object) -> Iterator[LogLine]:
             return (LogLine(source="node 0", text=str(number) + "x" * _MIB) for number in range(64))
 
-    tail: Callable[..., list[LogLine]] = getattr(page, "_tail")  # noqa: B009  private
+    tail: Callable[..., tuple[list[LogLine], bool]] = getattr(page, "_tail")  # noqa: B009  private
     tracemalloc.start()
     try:
-        lines = tail(Reader(), "a", None, "", 2000)
+        lines, _ = tail(Reader(), "a", None, "", 2000)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,5 +1,10 @@
-"""Responses of the dashboard: a page or its JSON document, and refusals."""
+"""Responses of the dashboard: a page or its JSON document, and refusals.
 
+Pages and documents are made on threads: texts that strangers have written are searched for passwords, and that may
+take long. Other requests are answered meanwhile.
+"""
+
+import asyncio
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
@@ -53,7 +58,7 @@ def render(template: str, **values: Any) -> str:
     return _TEMPLATES.get_template(template).render(**values)
 
 
-def respond(
+async def respond(
     request: Request,
     template: str,
     document: Mapping[str, Any] | Sequence[Mapping[str, Any]],
@@ -71,20 +76,25 @@ def respond(
         values: what the template shows.
     """
     if request.state.wants_json:
-        return json_response(document, status=status)
+        return await json_response(document, status=status)
     shared = {
         "visitor": getattr(request.state, "visitor", None),
         "form_token": getattr(request.state, "form_token", ""),
         "path": request.url.path,
     }
-    return HTMLResponse(render(template, **shared, **values), status_code=status, headers={"vary": "Accept"})
+    html = await asyncio.to_thread(render, template, **shared, **values)
+    return HTMLResponse(html, status_code=status, headers={"vary": "Accept"})
 
 
-def json_response(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, status: int = 200) -> Response:
+async def json_response(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, status: int = 200) -> Response:
     """The document with its version, in the form in which a command prints it with `--json`."""
-    whole = versioned(document) if isinstance(document, Mapping) else [versioned(one) for one in document]
-    text = without_credentials(json.dumps(whole, separators=(",", ":")))
+    text = await asyncio.to_thread(_json_of, document)
     return Response(text, status_code=status, media_type="application/json", headers={"vary": "Accept"})
+
+
+def _json_of(document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
+    whole = versioned(document) if isinstance(document, Mapping) else [versioned(one) for one in document]
+    return without_credentials(json.dumps(whole, separators=(",", ":")))
 
 
 def sentence_of_error(error: SafepointError) -> str:

@@ -1,6 +1,7 @@
 """Templates of HTML, for pages and for cells of a notebook.
 
-Promises: every value in a page is escaped, shows no credentials, and has no control characters.
+Promises: every value in a page is escaped, shows no credentials, has no control characters, and is not longer than
+16,384 characters.
 """
 
 import datetime
@@ -18,6 +19,8 @@ from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
 from safepoint.presentation.tones import OTHER_WORDS
 
+_MOST_CHARACTERS = 16_384
+"""Of one value: a stranger may have written it."""
 NOTHING = "—"
 """The text for a value that is not known."""
 
@@ -26,7 +29,11 @@ def _finalize(value: Any) -> Any:
     """A value in a template. Markup comes from templates only."""
     if value is None:
         return ""
-    return _printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    left_out = len(value) - _MOST_CHARACTERS
+    shown = _printable(value[:_MOST_CHARACTERS])
+    return f"{shown} … ({left_out:,} more characters)" if left_out > 0 else shown
 
 
 def _time(time: str | float | None, *, is_age: bool = True) -> Markup:

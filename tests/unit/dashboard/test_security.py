@@ -24,7 +24,7 @@ from tests.support.patience import PATIENCE
 from tests.unit.dashboard.conftest import Dashboard
 
 RUNNING = Sample(name="tiny", state=JobState.RUNNING, step=40, steps=(10, 20, 30), num_points=40)
-VALUES = {"{place}": "local", "{name}": "tiny", "{action}": "suspend", "{number:int}": "1"}
+VALUES = {"{place}": "local", "{name}": "tiny", "{action}": "suspend", "{number}": "1"}
 
 
 def routes() -> Iterator[tuple[str, str]]:
@@ -216,6 +216,8 @@ def test_a_viewer_sees_no_actions_at_other_locations(home: Path, dashboard: Dash
     assert [dashboard.get(page).status_code for page in pages] == [200, 200, 200, 200]
     dashboard.visitor(Role.VIEWER)
     assert [dashboard.get(page).status_code for page in pages] == [404, 404, 200, 200]
+    for number in ("9" * 5000, "-1", "\u0663", "1.0", ""):
+        assert dashboard.get(f"/actions/{number}").status_code == 404
 
 
 def test_a_header_counts_only_from_a_configured_proxy(start: Callable[..., Dashboard]) -> None:

@@ -25,7 +25,7 @@ from safepoint.jobs.model.states import JobState
 from safepoint.presentation.tones import TONES
 
 _MOST_NODES = 100_000
-_LONGEST_STEP = 19
+_LONGEST_STEP = _LONGEST_NUMBER = 19
 
 
 async def before(request: Request) -> Response:
@@ -43,7 +43,7 @@ async def before(request: Request) -> Response:
 
     one, output, choice = await in_thread(read)
     found = consequence_of(action, one.job, one.progress, output, choice=choice)
-    return respond(
+    return await respond(
         request,
         "action.html",
         {"job": name, **found.to_document()},
@@ -178,11 +178,13 @@ def _document(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
 
 async def work(request: Request) -> Response:
     """The result of an action."""
-    found = context_of(request).works.get(request.path_params["number"])
+    number = request.path_params["number"]
+    is_number = number.isascii() and number.isdecimal() and len(number) < _LONGEST_NUMBER
+    found = context_of(request).works.get(int(number)) if is_number else None
     # A viewer may see checkpoints only in the locations of jobs, and so also what was done with them.
     if found is None or not (visitor_of(request).is_operator or found.back.startswith("/jobs/")):
         raise NotFoundError("this dashboard knows no such action", hint="it was started again since; see the job")
-    return respond(request, "work.html", found.to_document(), work=found)
+    return await respond(request, "work.html", found.to_document(), work=found)
 
 
 def _action(request: Request) -> Action:
@@ -193,7 +195,7 @@ def _action(request: Request) -> Action:
 
 
 routes = [
-    Route("/actions/{number:int}", work),
+    Route("/actions/{number}", work),
     Route("/jobs/{place}/{name}/{action}", before, methods=["GET"]),
     Route("/jobs/{place}/{name}/{action}", act, methods=["POST"]),
 ]

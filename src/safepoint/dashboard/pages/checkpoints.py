@@ -61,9 +61,9 @@ async def of_job(request: Request) -> Response:
             raise
         # A part of another page shows the reason, too; htmx would drop an answer with the status of an error.
         status = 200 if "hx-request" in request.headers else 502
-        return _page(request, [], job=name, base=base, failure=sentence_of_error(error), status=status)
+        return await _page(request, [], job=name, base=base, failure=sentence_of_error(error), status=status)
     can_resume = isinstance(job, JobRecord) and job.can_resume and parse_location(location).is_folder
-    return _page(request, rows, location=location, job=name, base=base, can_resume=can_resume)
+    return await _page(request, rows, location=location, job=name, base=base, can_resume=can_resume)
 
 
 async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, error: OnlyInPodsError) -> Response:
@@ -75,7 +75,7 @@ async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, 
     listed: list[dict[str, Any]] = []
     if read is not None and read.outcome is not None:
         listed = read.outcome.document["checkpoints"]
-    return _page(
+    return await _page(
         request,
         rows_in(listed),
         location=f"job:{name}",
@@ -91,7 +91,7 @@ async def of_location(request: Request) -> Response:
     """The checkpoints of the location in the query; without a location, a form for it."""
     location = request.query_params.get("location", "").strip()[:LONGEST]
     if not location:
-        return _page(request, [])
+        return await _page(request, [])
 
     def read() -> list[CheckpointRow]:
         # Only an operator may use the files and the keys of the dashboard's user for any location.
@@ -109,11 +109,11 @@ async def of_location(request: Request) -> Response:
     except SafepointError as error:
         if request.state.wants_json:
             raise
-        return _page(request, [], location=location, failure=sentence_of_error(error), status=400)
-    return _page(request, rows, location=location)
+        return await _page(request, [], location=location, failure=sentence_of_error(error), status=400)
+    return await _page(request, rows, location=location)
 
 
-def _page(
+async def _page(
     request: Request,
     rows: Sequence[CheckpointRow],
     *,
@@ -141,7 +141,7 @@ def _page(
         read: for checkpoints that only a pod can read: when a pod has read them, or `never`.
     """
     values: dict[str, Any] = {"location": location, "base": base, "failure": failure, "can_resume": can_resume}
-    return respond(
+    return await respond(
         request,
         "checkpoints.html",
         [list_document(row.item, row.item.faults, deep=False) for row in rows],

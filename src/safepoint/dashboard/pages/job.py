@@ -28,6 +28,8 @@ _NUM_LINES = 200
 _MOST_LINES = 2000
 _LONGEST_LINE = 4000
 _TAIL_BYTES = 256 << 10
+_MOST_LETTERS = 256 << 10
+"""Of all lines of a page."""
 
 
 def place_and_name(request: Request) -> tuple[PlaceReader, str]:
@@ -41,7 +43,7 @@ async def job(request: Request) -> Response:
     view = await in_thread(lambda: read_job(reader, name))
     one = view.listed
     document = status_document(one.job, view.progress, view.output, view.attempts, view.details)
-    return respond(
+    return await respond(
         request,
         "job.html",
         document,
@@ -62,7 +64,7 @@ async def metrics(request: Request) -> Response:
     """The metrics over the steps, as columns of numbers; always JSON."""
     reader, name = place_and_name(request)
     points = await in_thread(lambda: reader.points(reader.job(name)))
-    return json_response({"job": name, **metric_columns(points)})
+    return await json_response({"job": name, **metric_columns(points)})
 
 
 async def events(request: Request) -> Response:
@@ -71,9 +73,9 @@ async def events(request: Request) -> Response:
 
     found = await in_thread(lambda: reader.events(reader.job(name)))
     if request.state.wants_json:
-        return json_response([event_document(event) for event in found])
+        return await json_response([event_document(event) for event in found])
     shown = event_rows(found[-_MOST_EVENTS:])
-    return respond(request, "events.html", [], reader=reader, name=name, events=shown, num_events=len(found))
+    return await respond(request, "events.html", [], reader=reader, name=name, events=shown, num_events=len(found))
 
 
 async def logs(request: Request) -> Response:
@@ -85,18 +87,18 @@ async def logs(request: Request) -> Response:
     rank = int(rank_text) if rank_text else None
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
     one = await in_thread(lambda: reader.job(name))
-    why = ""
+    why, is_cut = "", False
     try:
         async with context_of(request).outputs:
-            lines = await in_thread(lambda: _tail(reader, name, rank, query, most))
+            lines, is_cut = await in_thread(lambda: _tail(reader, name, rank, query, most))
     except NotFoundError as error:
         if request.state.wants_json or rank is not None:
             raise
         lines, why = [], sentence_of_error(error)  # a job on a cluster has no output while it has no pods
     if request.state.wants_json:
-        return json_response([log_document(line) for line in lines])
+        return await json_response([log_document(line) for line in lines])
     num_ranks = one.job.num_nodes * (one.job.ranks_per_node or 1)
-    return respond(
+    return await respond(
         request,
         "logs.html",
         [],
@@ -106,21 +108,28 @@ async def logs(request: Request) -> Response:
         rank=rank_text,
         query=query,
         ranks=range(min(num_ranks, MOST_RANKS)),
-        is_cut=len(lines) == most,
+        is_cut=is_cut,
         why=why,
     )
 
 
-def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> list[LogLine]:
-    """The last lines that contain the query, in upper or lower case."""
+def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> tuple[list[LogLine], bool]:
+    """The last lines that contain the query, in upper or lower case, and whether there may be more."""
     wanted = query.lower()
     # Use a connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
         # A search reads everything. Without a search, the end of a long output is enough.
         found = jobs.logs(name, rank=rank, last_bytes=None if query else _TAIL_BYTES)
         lines = (line for line in found if wanted in line.text.lower())
-        # Whole lines are not kept: on a cluster they may have 1 MiB.
-        return list(collections.deque((replace(one, text=one.text[:_LONGEST_LINE]) for one in lines), maxlen=most))
+        kept, num_letters, is_cut = collections.deque[LogLine](), 0, False
+        for line in lines:
+            # Whole lines are not kept: on a cluster they may have 1 MiB.
+            kept.append(replace(line, text=line.text[:_LONGEST_LINE]))
+            num_letters += len(kept[-1].text)
+            while len(kept) > most or num_letters > _MOST_LETTERS:
+                num_letters -= len(kept.popleft().text)
+                is_cut = True
+        return list(kept), is_cut or len(kept) == most
 
 
 routes = [

@@ -22,7 +22,7 @@ async def jobs(request: Request) -> Response:
     """The list that the query selects; as JSON, what `safepoint list --json` prints."""
     context, choice = context_of(request), Choice.of(request.query_params)
     if request.state.wants_json:
-        return json_response(await in_thread(lambda: _documents(context, choice)))
+        return await json_response(await in_thread(lambda: _documents(context, choice)))
     found, rows = await in_thread(lambda: _page(context, choice))
 
     def link(**changes: str | int) -> str:
@@ -37,7 +37,7 @@ async def jobs(request: Request) -> Response:
         query = urlencode({name: text for name, text in chosen.items() if text != usual[name]})
         return f"/jobs?{query}" if query else "/jobs"
 
-    return respond(
+    return await respond(
         request,
         "jobs.html",
         [],

@@ -14,7 +14,7 @@ async def storage(request: Request) -> Response:
     """How full the output locations are, and when they will be full."""
     context = context_of(request)
     rooms = await in_thread(lambda: read_rooms(context.places))
-    return respond(request, "storage.html", [room.to_document() for room in rooms], rooms=rooms)
+    return await respond(request, "storage.html", [room.to_document() for room in rooms], rooms=rooms)
 
 
 async def costs(request: Request) -> Response:
@@ -30,7 +30,7 @@ async def costs(request: Request) -> Response:
         }
         for unit in units
     }
-    return respond(
+    return await respond(
         request,
         "costs.html",
         [{"place": cost.listed.place, **cost.document} for cost in found],
