@@ -2,6 +2,7 @@
 
 import ipaddress
 import math
+import pwd
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class DashboardSettings:
         tls_key: a PEM file with the key of the certificate.
         names: further names by which browsers reach the dashboard, as in the Host header, without the port.
         proxies: the addresses from which a proxy may name the user.
+        proxy_users: the numbers of further users of this machine, as whom a proxy on this machine may run.
         user_header: the header in which such a proxy names the user.
         operators: the users whom a proxy names and who may change something.
         gpu_price: the price of an hour of a GPU, in any currency; 0 if it is not known.
@@ -45,6 +47,7 @@ class DashboardSettings:
     tls_key: Path | None = None
     names: tuple[str, ...] = ()
     proxies: tuple[Network, ...] = ()
+    proxy_users: tuple[int, ...] = ()
     user_header: str = _SIGNED_IN
     operators: tuple[str, ...] = ()
     gpu_price: float = 0.0
@@ -75,6 +78,11 @@ class DashboardSettings:
         if self.operators and not self.proxies:
             raise UsageError(
                 "--operator names users of a proxy, and no proxy is trusted; nothing was started",
+                hint="give --proxy-address, the address that the proxy's requests come from",
+            )
+        if self.proxy_users and not self.proxies:
+            raise UsageError(
+                "--proxy-user names the user of a proxy, and no proxy is trusted; nothing was started",
                 hint="give --proxy-address, the address that the proxy's requests come from",
             )
         for name in self.names:
@@ -147,5 +155,23 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
             raise UsageError(
                 f"--proxy-address {text!r} is invalid: {error}; nothing was started",
                 hint="give an address or a network, such as 127.0.0.1 or 10.128.0.0/14",
+            ) from error
+    return tuple(found)
+
+
+def user_numbers(texts: Sequence[str]) -> tuple[int, ...]:
+    """The numbers of users of this machine.
+
+    Raises:
+        UsageError: there is no user of such a name.
+    """
+    found: list[int] = []
+    for text in texts:
+        try:
+            found.append(int(text) if text.isascii() and text.isdecimal() else pwd.getpwnam(text).pw_uid)
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"--proxy-user {text[:100]!r}: this machine has no such user; nothing was started",
+                hint="give the name or the number of the user as whom the proxy runs",
             ) from error
     return tuple(found)

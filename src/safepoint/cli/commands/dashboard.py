@@ -54,6 +54,14 @@ def dashboard(
         list[str] | None,
         typer.Option(metavar="ADDRESS", help="An address or network from which a proxy may name the user."),
     ] = None,
+    proxy_user: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="USER",
+            help="A user of this machine as whom that proxy may run, if its address is one of this machine.",
+            show_default="you and root",
+        ),
+    ] = None,
     user_header: Annotated[
         str, typer.Option(metavar="HEADER", help="The header in which that proxy names the user.")
     ] = "X-Forwarded-User",
@@ -73,7 +81,7 @@ def dashboard(
             hint="pip install 'safepoint[dashboard]'",
         )
     from safepoint.dashboard.serving import serve
-    from safepoint.dashboard.settings import DashboardSettings, networks
+    from safepoint.dashboard.settings import DashboardSettings, networks, user_numbers
 
     settings = DashboardSettings(
         host=host,
@@ -83,6 +91,7 @@ def dashboard(
         tls_key=tls_key,
         names=tuple(name or ()),
         proxies=networks(proxy_address or ()),
+        proxy_users=user_numbers(proxy_user or ()),
         user_header=user_header,
         operators=tuple(operator or ()),
         gpu_price=gpu_price,

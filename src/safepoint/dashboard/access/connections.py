@@ -4,7 +4,7 @@ A connection belongs to the session of its last request. Connections without a s
 64 connections of a session, and 64 without a session, are open at a time. One more ends the oldest of its kind.
 With TLS, the handshake has the same time limit, and at most 128 handshakes run.
 
-A connection on loopback also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
+A connection from this machine also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
 requests.
 """
 
@@ -95,9 +95,9 @@ class BoundedConnection(H11Protocol):
 
 
 def _user_of(transport: asyncio.Transport) -> str:
-    """The user who has opened a connection on loopback; empty for a connection from another machine."""
+    """The user who has opened a connection from this machine; empty for a connection from another machine."""
     client, server = transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
-    if not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
+    if client[0] != server[0] and not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
         return ""
     owner = owner_of(client, server)
     return "unknown" if owner is None else str(owner)

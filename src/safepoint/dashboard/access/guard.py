@@ -131,13 +131,13 @@ class Guard:
                 raise Refusal(403, "you may only read here; nothing was done", hint="ask for a link of an operator")
 
     def _visitor(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Visitor | None:
+        user = scope["state"].get("user", "")
         try:
-            visitor = proxied_visitor(self._settings, scope.get("client"), headers)
+            visitor = proxied_visitor(self._settings, scope.get("client"), headers, user)
         except TwoUsersError:
             raise Refusal(400, "the proxy has named two users; the request was refused") from None
         if visitor is not None:
             return visitor
-        user = scope["state"].get("user", "")
         found = (self._sessions.visitor_of(cookie, user) for cookie in _cookies_of(headers, self._cookie))
         return next((visitor for visitor in found if visitor is not None), None)
 

@@ -1,13 +1,23 @@
-"""The user that a proxy names in a header, if the settings allow this proxy to name users."""
+"""The user that a proxy names in a header, if the settings allow this proxy to name users.
 
+If the address of the proxy is one of this machine, every user of the machine can send requests from it. Then the
+kernel says which user has opened the connection. In a container, all processes trust each other.
+"""
+
+import functools
 import ipaddress
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from safepoint.dashboard.access.sessions import Role, Visitor
 from safepoint.dashboard.settings import DashboardSettings
+from safepoint.foundation.environment import user_name
+from safepoint.foundation.processes import is_seeing_all
 
 _MOST_CHARACTERS = 256
+_log = logging.getLogger("safepoint")
 
 
 class TwoUsersError(Exception):
@@ -15,7 +25,10 @@ class TwoUsersError(Exception):
 
 
 def proxied_visitor(
-    settings: DashboardSettings, client: Sequence[Any] | None, headers: Sequence[tuple[bytes, bytes]]
+    settings: DashboardSettings,
+    client: Sequence[Any] | None,
+    headers: Sequence[tuple[bytes, bytes]],
+    user: str = "",
 ) -> Visitor | None:
     """The visitor that a trusted proxy names.
 
@@ -26,6 +39,7 @@ def proxied_visitor(
         settings: the options of the dashboard.
         client: address and port of the peer.
         headers: the headers of the request, with names in lower case.
+        user: who has opened the connection, see `connections`; empty for a connection from another machine.
 
     Raises:
         TwoUsersError: a trusted proxy has sent the header twice.
@@ -39,8 +53,29 @@ def proxied_visitor(
     name = found[0].decode("utf-8", "replace").strip() if found else ""
     if not name or len(name) > _MOST_CHARACTERS or not name.isprintable():
         return None
+    if not _may_name(settings, user):
+        return None
     is_operator = name in settings.operators and not settings.is_read_only
     return Visitor(session=f"proxy {name}", role=Role.OPERATOR if is_operator else Role.VIEWER, name=name)
+
+
+def _may_name(settings: DashboardSettings, user: str) -> bool:
+    if not user or not is_seeing_all():
+        return True
+    if user.isdecimal() and int(user) in {os.geteuid(), 0, *settings.proxy_users}:
+        return True
+    _warn(user)
+    return False
+
+
+@functools.cache
+def _warn(user: str) -> None:
+    who = f"of user {user_name(int(user))}" if user.isdecimal() else "of an unknown user"
+    _log.warning(
+        "a program %s of this machine, at the address of the proxy, has named a user, and was refused; if it is the "
+        "proxy, start the dashboard with --proxy-user",
+        who,
+    )
 
 
 def _is_trusted(settings: DashboardSettings, address: str) -> bool:
