@@ -129,7 +129,7 @@ def test_the_folder_of_what_criu_makes(kind: str, shared: Path, tmp_path: Path) 
         os.chown(mine, owner, -1)
         assert check(made()) == []
     os.chown(mine, _STRANGER, -1)
-    with pytest.raises(FreezeError, match="made by another user.*nothing was restored"):
+    with pytest.raises(FreezeError, match=r"made by another user.*nothing was restored"):
         check(made())
 
 

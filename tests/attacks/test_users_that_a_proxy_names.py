@@ -53,9 +53,7 @@ def test_the_proxy(user: str, named: Callable[[str, bool], bool]) -> None:
 
 
 @pytest.mark.parametrize("user", [str(_STRANGER), "unknown"])
-def test_another_user(
-    user: str, named: Callable[[str, bool], bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_user(user: str, named: Callable[[str, bool], bool], caplog: pytest.LogCaptureFixture) -> None:
     """The kernel reports no user for a connection that is half closed. In a container, all trust each other."""
     proxies._warn.cache_clear()  # pyright: ignore[reportPrivateUsage]
     for _ in range(3):

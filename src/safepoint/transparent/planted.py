@@ -18,8 +18,10 @@ from safepoint.foundation.processes import user_of
 from safepoint.transparent.criu.records import made_paths, open_paths
 
 _FOLDERS = re.compile(r"\w*(DIR|HOME|PATH|PREFIX|CACHE)|TMP|TEMP")
-"""The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH. Programs find code or settings
-there."""
+"""The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH.
+
+Programs find code or settings there.
+"""
 _PROC = Path("/proc")
 
 

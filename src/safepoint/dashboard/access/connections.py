@@ -96,11 +96,18 @@ class BoundedConnection(H11Protocol):
 
 def _user_of(transport: asyncio.Transport) -> str:
     """The user who has opened a connection from this machine; empty for a connection from another machine."""
-    client, server = transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
-    if client[0] != server[0] and not ipaddress.ip_address(server[0].partition("%")[0]).is_loopback:
-        return ""
+    client, server = _address(transport, "peername"), _address(transport, "sockname")
     owner = owner_of(client, server)
-    return "unknown" if owner is None else str(owner)
+    if owner is not None:
+        return str(owner)
+    # The client's end is closed, or on another machine.
+    is_here = client[0] == server[0] or ipaddress.ip_address(server[0]).is_loopback
+    return "unknown" if is_here else ""
+
+
+def _address(transport: asyncio.Transport, which: str) -> tuple[str, int]:
+    host, port = transport.get_extra_info(which)[:2]
+    return host.partition("%")[0], port  # without the interface of a link-local address
 
 
 def protocol_of(listener: BoundedListener) -> type[BoundedConnection]:

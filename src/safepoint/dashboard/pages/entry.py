@@ -45,7 +45,9 @@ async def links(request: Request) -> Response:
     base = f"{request.url.scheme}://{request.headers['host']}"
     # This one address may be shown with its token; others are shown without passwords and tokens.
     link = Markup.escape(f"{base}{ENTER}?token={token}")
-    return await respond(request, "link.html", {"path": ENTER, "token": token, "role": str(role)}, link=link, role=role)
+    return await respond(
+        request, "link.html", {"path": ENTER, "token": token, "role": str(role)}, link=link, role=role
+    )
 
 
 routes = [
