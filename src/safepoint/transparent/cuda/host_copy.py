@@ -205,7 +205,8 @@ def _lock(driver: CudaDriver, pids: list[int], lock_s: float) -> None:
 def _checkpoint(driver: CudaDriver, pids: list[int], proc: Path) -> None:
     if failed := for_each(pids, driver.checkpoint):
         raise FreezeError(
-            f"the driver cannot copy the GPU memory of {_reasons(failed)}; all processes run on, and no image was made",
+            f"the driver cannot copy the GPU memory of {_reasons(failed)}; all processes run on, and no image was "
+            "made",
             hint="unified memory, MIG and MPS are not supported by the driver",
         )
     if left := gpu_users(pids, proc):

@@ -278,7 +278,7 @@ class ImageManifest:
             raise ValueError(f"{entry.path!r} is in no part of the image")
         is_criu = is_criu_name(name)
         if not is_criu and not _PAGES_NAME.fullmatch(name):
-            raise ValueError(f"{entry.path!r} is neither a file of CRIU nor a part of a page file")
+            raise ValueError(f"{entry.path!r} is neither a file of CRIU nor a table or regions")
         if is_criu and entry.size_bytes > MOST_FILE_BYTES:
             raise ValueError(f"{entry.path!r} has more than {MOST_FILE_BYTES} bytes")
 

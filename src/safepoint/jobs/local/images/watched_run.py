@@ -155,7 +155,7 @@ class _WatchedRun:
             self._launcher.send(signal.SIGTERM)
 
     def _restore(self) -> bool:
-        """Restore the launcher from the newest image, if that is newer than all checkpoints, and return whether."""
+        """If the newest image is newer than all checkpoints, restore the launcher from it. Returns whether it did."""
         if self._settings.resume != "auto" or self._settings.from_scratch:
             return False
         with images_in(self._images) as location:

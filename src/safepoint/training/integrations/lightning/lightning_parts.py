@@ -126,7 +126,7 @@ class LightningParts(Parts):
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(is_mapped=self._is_mapped))
 
     def _has_hook(self) -> bool:
-        """Whether a hook of the script gets the whole checkpoint. It may keep tensors of it."""
+        """Whether a hook of the script gets the whole checkpoint. Such a hook may keep tensors of the checkpoint."""
         trainer = self._trainer
         readers = [trainer.lightning_module, getattr(trainer, "datamodule", None), *trainer.callbacks]
         return any(

@@ -80,14 +80,15 @@ def restore_callbacks(trainer: Any) -> None:
 
 
 def limit_callbacks(trainer: Any) -> None:
-    """Limit what the Trainer's option `restore_callback_states_from_checkpoint` restores; call it before that.
+    """Limit what the Trainer's option `restore_callback_states_from_checkpoint` restores. Call this function first.
 
     The Trainer makes each callback again with arguments from the checkpoint, even a callback that saves no state, and
-    sets any attribute. What the callback does not save itself is removed here from the Trainer's state.
+    sets any attribute. This function removes from the Trainer's state everything that the callback does not save
+    itself.
 
     Raises:
         ValueError: a saved value is of another kind than the callback's own, or an argument that is not a number
-            differs from the script's. It may be the path of a file.
+            differs from the script's. Such an argument may be the path of a file.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     for name, records in list(saved.items()):
