@@ -9,5 +9,5 @@ headers     the tensors that a model's safetensors files have
 
 Promises: names and shapes are those of `model.named_parameters()` in Transformers 5. A tied weight exists once. The
 tests compare each family with Transformers' own model. Not covered: models with code of their own
-(`trust_remote_code`), and adapters or quantized layers, which are no part of `config.json`.
+(`trust_remote_code`), and adapters or quantized layers, which `config.json` does not describe.
 """

@@ -61,7 +61,7 @@ class Fields:
         """A whole number.
 
         Raises:
-            UsageError: the field is missing, or is no whole number in the range.
+            UsageError: the field is missing, or is not a whole number in the range.
         """
         value = self._values.get(name)
         value = self._values.get(_ALIASES.get(name, name)) if value is None else value

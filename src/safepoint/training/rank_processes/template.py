@@ -187,7 +187,7 @@ class Template:
         with audited() as check:
             for name in names:
                 if self._channel.has_data(0):
-                    break  # a `Birth` must not wait; after the first step of its ranks, the launcher repeats the request
+                    break  # a `Birth` must not wait; after its ranks' first step, the launcher sends `Import`
                 package = name.partition(".")[0]
                 if name in sys.modules or package in self._left_out or package in own:
                     continue

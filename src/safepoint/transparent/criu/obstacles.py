@@ -47,9 +47,9 @@ _ESTABLISHED, _LISTENING = b"01", b"0A"
 def refuse_connecting(pids: Collection[int], proc: Path = Path("/proc")) -> None:
     """Check that no process waits until another of these processes accepts its TCP connection.
 
-    CRIU leaves out connections that were not accepted yet. If the other end is a different program, this is no error:
-    its connection is closed when the processes are restored. Otherwise every user of the machine could prevent an
-    image by opening a connection.
+    CRIU leaves out connections that were not accepted yet. If the other end is a different program, this is not an
+    error: the connection is closed when the processes are restored. Otherwise every user of the machine could prevent
+    an image by opening a connection.
 
     Args:
         pids: the processes, which are stopped.

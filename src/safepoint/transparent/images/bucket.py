@@ -6,9 +6,9 @@ writers never write below one name. When another process has taken over a writer
 dead, the writer writes nothing more. Files are fetched to a private folder of this machine, and compared with the
 digests in the manifest.
 
-The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`). Only objects that match the list are deleted, because other programs
-may keep objects below the name. A
-new image gets a number whose name has no objects yet.
+The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`). Only objects that match
+the list are deleted, because other programs may keep objects below the name, and another person may have written the
+claim. A new image gets a number whose name has no objects yet.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ class ImageBucket(ImageLocation):
                 raise ImageError(f"{self.where(name)}/{MANIFEST_NAME} has more than {MAX_RECORD_BYTES} bytes")
             return bytes(self._store.read(key, length=size_bytes))
         except ObjectNotFoundError as error:
-            raise ImageError(f"{self.where(name)} has no {MANIFEST_NAME}, so it is no image") from error
+            raise ImageError(f"{self.where(name)} has no {MANIFEST_NAME}, so it is not an image") from error
 
     def faults(self, manifest: ImageManifest) -> list[Fault]:
         """See `ImageLocation`. Other objects below the name are ignored: they are never fetched."""

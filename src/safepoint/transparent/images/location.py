@@ -395,7 +395,7 @@ def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
     if newest >= MOST_NUMBER:
         raise StorageError(
             f"{where(image_name(newest))} has the highest number of an image; nothing was frozen",
-            hint="move it away if it is no image of yours, or name another location",
+            hint="if it is not your image, move it away; or name another location",
         )
     return newest + 1
 

@@ -83,7 +83,7 @@ def _require_files() -> None:
             is_null = stat.S_ISCHR(mode) and os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
             if not stat.S_ISREG(mode) and not is_null:
                 raise UnsupportedError(
-                    f"--freeze-as-last-resort: the {name} of this command is no file, and a process that is restored "
+                    f"--freeze-as-last-resort: the {name} of this command is not a file, and a restored process "
                     "could not print there; nothing was started",
                     hint="redirect it: `safepoint run … >>run.log 2>&1`",
                 )

@@ -87,7 +87,7 @@ def limit_callbacks(trainer: Any) -> None:
     itself.
 
     Raises:
-        ValueError: a saved value is of another kind than the callback's own, or an argument that is not a number
+        ValueError: a saved value has another type than the callback's own, or an argument that is not a number
             differs from the script's. Such an argument may be the path of a file.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
@@ -216,7 +216,7 @@ def _check_cycle(cycle: dict[str, Any]) -> None:
     if completions is not None:
         batches = cast("list[Any]", completions if isinstance(completions, list) else [])
         if not batches or not all(one is None or isinstance(one, dict) for one in batches):
-            raise ValueError("_buffered_inputs is no list of micro-batches")
+            raise ValueError("_buffered_inputs is not a list of micro-batches")
 
 
 def _check_figures(name: str, value: Any, own: Any) -> None:
@@ -235,7 +235,7 @@ def _check_figures(name: str, value: Any, own: Any) -> None:
     elif own is not None:
         NUMBER.check(name, value)
     if not _is_figure(value):
-        raise ValueError(f"{name} has an entry that is no number, or a name that is no text")
+        raise ValueError(f"{name} has an entry that is not a number, or a name that is not a text")
 
 
 def _is_figure(value: Any) -> bool:
