@@ -89,7 +89,7 @@ def dtype_of(text: str, option: str = "--dtype") -> str:
     """Torch's name of a type that a user has written: `bf16`, `bfloat16`, `torch.bfloat16`.
 
     Raises:
-        UsageError: it is not the type of a weight.
+        UsageError: the text is not the type of a weight.
     """
     name = _SPELLINGS.get(text.strip().lower().removeprefix("torch."))
     if name is None:

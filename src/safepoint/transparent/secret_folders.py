@@ -63,8 +63,8 @@ def _delete_left(path: Path) -> None:
     """Delete the folder if it belongs to this user, and no process holds it.
 
     Raises:
-        BlockingIOError: a process holds it.
-        OSError: it cannot be opened.
+        BlockingIOError: a process holds the folder.
+        OSError: the folder cannot be opened.
     """
     descriptor = _lock(path)
     try:

@@ -54,7 +54,7 @@ def try_out(criu: Criu, output: int | None = None) -> None:
         output: see `find_working_criu`.
 
     Raises:
-        SafepointError, OSError: that is not possible.
+        SafepointError, OSError: the program cannot be frozen and restored.
     """
     with secret_folder(private_parent(prefers_memory=True), "safepoint-trial-") as folder:
         images = ImageLocation(folder / "images")

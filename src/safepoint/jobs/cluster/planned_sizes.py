@@ -40,7 +40,7 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
         settings: the options of the run.
 
     Raises:
-        UsageError: it is neither a size nor `none`.
+        UsageError: `text` is neither a size nor `none`.
     """
     if text.strip().lower() == "none":
         return None

@@ -84,7 +84,7 @@ def _examine(image: str) -> str:
     """When an image was made.
 
     Raises:
-        SafepointError, OSError: it cannot be restored here.
+        SafepointError, OSError: the image cannot be restored here.
     """
     from safepoint.transparent.criu.program import find_criu
     from safepoint.transparent.packages import require_packages

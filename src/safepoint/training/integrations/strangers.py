@@ -77,7 +77,7 @@ def _stranger_of(one: socket.socket, ports: set[int]) -> str | None:
     """Who has opened a connection to one of `ports`; None if it is this user, or a program on another machine."""
     try:
         near, far = one.getsockname()[:2], one.getpeername()[:2]
-    except OSError:  # it is not connected
+    except OSError:  # the socket is not connected
         return None
     if near[1] not in ports:
         return None
@@ -92,7 +92,7 @@ def _sockets() -> dict[str, int]:
     """The descriptors of this process's sockets, by names that are unique on this machine."""
     found: dict[str, int] = {}
     for number in map(int, os.listdir(_DESCRIPTORS)):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             name = os.readlink(f"{_DESCRIPTORS}/{number}")
             if name.startswith("socket:"):
                 found[name] = number

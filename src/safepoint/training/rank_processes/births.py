@@ -120,7 +120,7 @@ def copied_from(template: TemplateProcess | None) -> Generator[None]:
     def start_copies(*positional: Any, **arguments: Any) -> Any:
         if positional or arguments.get("entrypoint") != sys.executable:
             return start_processes(*positional, **arguments)
-        arguments.pop("start_method", None)  # it has no effect on programs
+        arguments.pop("start_method", None)  # this argument has no effect on programs
         context = _CopiedRanks(template, **arguments)
         try:
             context.start()

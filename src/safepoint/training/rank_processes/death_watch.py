@@ -32,7 +32,7 @@ class DeathWatch:
             try:
                 descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
-                continue  # it has ended, and its exit code was collected
+                continue  # the process has ended, and its exit code was collected
             except (OSError, AttributeError):
                 self._is_complete = False
                 continue

@@ -228,7 +228,7 @@ class Template:
         """Check that copies would equal new processes.
 
         Raises:
-            UnfitError: they would differ.
+            UnfitError: copies would differ.
         """
         self._fitness.check("a package", received=descriptors)
         for variables in birth.environments:

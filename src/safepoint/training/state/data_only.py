@@ -228,7 +228,7 @@ def _check_configuration(path: Path) -> None:
     """Check a configuration of the model. Transformers reads the whole file, and shows the version in it.
 
     Raises:
-        CheckpointError: it is not a JSON object of at most 64 MiB, or its version cannot be printed.
+        CheckpointError: the file is not a JSON object of at most 64 MiB, or its version cannot be printed.
     """
     if not path.is_file():
         return

@@ -116,7 +116,7 @@ def find_criu(named: str | None = None) -> Criu:
         named: its path; None for the path in the variable SAFEPOINT_CRIU or, if it is not set, the `criu` in PATH.
 
     Raises:
-        UnsupportedError: there is none, it is too old, or this process is not root.
+        UnsupportedError: there is no CRIU, CRIU is too old, or this process is not root.
     """
     if platform.system() != "Linux":
         raise UnsupportedError("process images need Linux; nothing was frozen", hint="run the command on Linux")
@@ -135,7 +135,7 @@ def version_of(path: str) -> str:
     """The version of the CRIU at `path`.
 
     Raises:
-        UnsupportedError: it does not answer, or is too old.
+        UnsupportedError: CRIU does not answer, or is too old.
     """
     try:
         answer = subprocess.run(

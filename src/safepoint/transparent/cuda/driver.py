@@ -189,7 +189,7 @@ def find_driver() -> CudaDriver:
     """The way to the checkpoint API that this machine has.
 
     Raises:
-        UnsupportedError: there is none; nothing was done.
+        UnsupportedError: this machine has no such way; nothing was done.
     """
     named = os.environ.get(VARIABLE)
     if not named:

@@ -102,7 +102,7 @@ class ImageLocation:
         """The content of the `image.json` of an image.
 
         Raises:
-            ImageError: it cannot be read.
+            ImageError: the file cannot be read.
         """
         path = self.path(name)
         if path.is_symlink():
@@ -342,7 +342,7 @@ class ImageLocation:
         """Delete an image, in one step for its readers. The caller holds the lock.
 
         Raises:
-            OSError: it cannot be deleted.
+            OSError: the image cannot be deleted.
         """
         with self._working(self.folder / _CONTROL) as trash:
             files.discard(self.path(name), trash=trash)

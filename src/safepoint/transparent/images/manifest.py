@@ -311,7 +311,7 @@ class ImageManifest:
         """The canonical JSON, with a digest of itself; for a manifest that was read, the bytes that were read.
 
         Raises:
-            SaveError: it would be too large to be read.
+            SaveError: the manifest would be too large to be read.
         """
         return self.read_from or seal(
             {

@@ -73,7 +73,7 @@ def check_values(spec: ClusterSpec) -> None:
     """Check resources, image, grace period, variables and the names of files.
 
     Raises:
-        UsageError: one of them is invalid.
+        UsageError: one of these values is invalid.
     """
     _check_resources(spec.resources)
     if spec.image is not None and not _IMAGE.fullmatch(spec.image):
