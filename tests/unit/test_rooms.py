@@ -15,7 +15,7 @@ import safepoint
 _SOURCE = Path(safepoint.__file__).parent
 _MOST_MODULES = 12
 _MOST_LINES = 500
-_ROW = re.compile(r"(\w+(?:\.py)?(?:, \w+(?:\.py)?)*)  +\S")
+_ROW = re.compile(r"(?:- `(\w+)`: |(\w+(?:\.py)?(?:, \w+(?:\.py)?)*)  +)\S")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_every_folder_is_a_package_with_a_docstring() -> None:
 
 def _listed(docstring: str) -> set[str]:
     """The names in the first column of the list in a docstring; empty if it has no list."""
-    rows = [row[1] for line in docstring.splitlines() if (row := _ROW.match(line))]
+    rows = [row[1] or row[2] for line in docstring.splitlines() if (row := _ROW.match(line))]
     return (
         {name.strip().removesuffix(".py") for names in rows for name in names.split(",")} if len(rows) > 1 else set()
     )

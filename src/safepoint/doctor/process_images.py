@@ -95,7 +95,7 @@ def examine_locks(images: Path) -> Finding:
     Args:
         images: the folder below which the images of jobs are; it need not exist.
     """
-    check, why = "image locks", "they keep two commands from writing the same image, and a restore waits with them"
+    check, why = "image locks", "they keep two commands from writing the same image, and let a restore wait"
     if _program() is None:
         return Finding(check=check, status=Status.OK, found="not needed without CRIU", why=why)
     folder = next(path for path in (images, *images.parents) if path.is_dir())

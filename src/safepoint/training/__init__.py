@@ -5,7 +5,7 @@ library, because a rank must install its signal handlers before it imports torch
 
 launcher        starts the ranks of one node, relays signals, returns one exit code
 rendezvous      the store where the ranks of a job find each other; other programs cannot use it
-rank_processes  how ranks come into being, and how they end
+rank_processes  how ranks are created, and how they end
 rank            one rank: signal handlers, hooks, the user's program, its exit code
 program         finds and runs the user's program
 integrations    transformers, lightning, deepspeed

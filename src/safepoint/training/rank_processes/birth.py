@@ -1,8 +1,8 @@
 """Copies the template, and turns each copy into a rank: gives it what a new process would have, in a fixed order.
 
-The order matters. The session and the standard streams come first, so that later signals and errors reach this rank
-alone and its own output. Then the rank waits until its launcher knows its pid. All other descriptors are closed
-before the environment is replaced, and random numbers are drawn last.
+The order matters. The session and the standard streams come first, so that a later signal reaches only this rank, and
+a later error goes to its output. Then the rank waits until its launcher knows its pid. All other descriptors are
+closed before the environment is replaced, and random numbers are drawn last.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 A connection between two trees survives only if both ends exist before either of them sends anything, so all trees are
 held at the first point. At the second point, the restored processes are still stopped. If CRIU ended now, the kernel
-would end the processes in CRIU's session with SIGHUP.
+would end the processes in CRIU's session with SIGHUP, because their parent has ended.
 
 CRIU runs a script at these points, which waits for a lock. If Safepoint ends meanwhile, the kernel releases the lock.
 At the first point, the script then fails, because it does not find the file `go`, and CRIU ends the processes that it

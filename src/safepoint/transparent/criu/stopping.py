@@ -84,7 +84,7 @@ def refuse_stopped(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
     """Check that no process is stopped already.
 
     Raises:
-        FreezeError: a process is stopped, and would run after the freeze.
+        FreezeError: a process is stopped already, and would run after the freeze.
     """
     for pid in pids:
         if _state(proc / str(pid)) in {"T", "t"}:

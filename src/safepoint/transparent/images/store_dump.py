@@ -40,7 +40,7 @@ _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger("safepoint")
 _MODE = 0o600
 _MOST_COPIED_BYTES = MOST_FILE_BYTES - (1 << 20)
-"""A smaller limit than that of other files, because the file needs room for its tags."""
+"""Less than `MOST_FILE_BYTES`, so that the stored file has room for its tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def check_pod_names(name: str, num_nodes: int, replicated_job: str) -> None:
     Args:
         name: the name of the job.
         num_nodes: the number of its pods.
-        replicated_job: the entry of `replicatedJobs` in the runtime whose pods train: its name.
+        replicated_job: the name of the replicated job of its runtime whose pods train.
     """
     longest = f"{name}-{replicated_job}-0-{num_nodes - 1}{_UNIQUE}"
     if not name[:1].isalpha():
