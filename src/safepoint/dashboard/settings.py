@@ -137,7 +137,7 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
     """The addresses of proxies.
 
     Raises:
-        UsageError: a text is no address and no network.
+        UsageError: a text is neither an address nor a network.
     """
     found: list[Network] = []
     for text in texts:

@@ -36,7 +36,7 @@ from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-dump-{}.log"
 _INTERRUPTED_S = 10.0
-"""How long CRIU may go on after Ctrl-C. A process in which CRIU is killed may crash."""
+"""How long CRIU may continue after Ctrl-C. If CRIU is killed, a process that it is dumping may crash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,8 @@ def freeze_trees(
         criu: the CRIU to use.
         roots: the root processes; the image has a part for each, in this order. If two processes are connected, both
             must belong to these trees.
-        location: where the image will be. It refers to pages of the newest image there, if that is valid.
+        location: where the image will be. The new image refers to pages of the newest image there, if that image is
+            valid.
         is_running_after: whether the processes run on; otherwise they are ended when the image is committed.
         carried: the temporary folders of root processes, which are restored with them.
         before_end: called when the image is committed, before the processes are ended. If it raises an exception, the

@@ -1,6 +1,6 @@
-"""Tries whether processes can be frozen and restored here: a small program is frozen, and restored.
+"""Tests whether processes can be frozen and restored here, with a small program.
 
-Kernels, containers and file systems can refuse each part of it, and no version number says so.
+Kernels, containers and file systems can refuse each step, and no version number shows this.
 """
 
 import os
@@ -20,11 +20,11 @@ _PROGRAM = ("sleep", "300")
 
 
 def find_working_criu(output: int | None = None) -> Criu:
-    """Find CRIU, and try it.
+    """Find CRIU, and test it.
 
     Args:
-        output: the descriptor to which the processes print that are to be frozen; None if they print nothing. CRIU
-            cannot freeze some kinds of outputs, such as terminals.
+        output: the descriptor to which the frozen processes print; None if they print nothing. CRIU cannot freeze
+            some kinds of outputs, such as terminals.
 
     Raises:
         UnsupportedError: processes cannot be frozen and restored here.
@@ -53,7 +53,7 @@ def try_out(criu: Criu, output: int | None = None) -> None:
         output: see `find_working_criu`.
 
     Raises:
-        SafepointError, OSError: that is not possible.
+        SafepointError, OSError: the program cannot be frozen and restored.
     """
     with secret_folder(private_parent(prefers_memory=True), "safepoint-trial-") as folder:
         images = ImageLocation(folder / "images")

@@ -125,7 +125,7 @@ def _target(request: Request) -> Location:
     """The location to write to.
 
     Raises:
-        UsageError: it is not a location, is inside a checkpoint, or is not a full path.
+        UsageError: the text is not a location, is inside a checkpoint, or is not a full path.
     """
     form: Mapping[str, str] = request.state.form
     text = form.get("target", "").strip()[:LONGEST]

@@ -246,7 +246,7 @@ def _manifest(inventory: Inventory, item: Item) -> Manifest | None:
         return None
     try:
         return inventory.read_manifest(item)
-    except SafepointError:  # it was deleted since it was listed
+    except SafepointError:  # the checkpoint was deleted after the listing
         return None
 
 

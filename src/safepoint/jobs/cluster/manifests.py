@@ -306,7 +306,7 @@ def _files(spec: ClusterSpec, own: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files that the pods mount: Safepoint's own, the script and the code.
 
     Raises:
-        UsageError: they are too large for a config map.
+        UsageError: the files are too large for a config map.
     """
     files = {**own, **spec.files}
     if spec.code is not None:

@@ -23,7 +23,8 @@ def parse_shared_memory(option: str, text: str, resources: Mapping[str, str]) ->
         resources: the resources of each pod, by the names that Kubernetes uses.
 
     Raises:
-        UsageError: it is no size, less than the 64 MiB that containers have anyway, or more than the pod's memory.
+        UsageError: the text is not a size, or the size is less than the 64 MiB that containers have anyway, or more
+            than the pod's memory.
     """
     example = f"for example {option} 8Gi"
     try:

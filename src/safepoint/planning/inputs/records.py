@@ -62,7 +62,7 @@ def parse_parameters(text: str) -> int:
     """The number in `70B`, `350M`, `7e9` or `8030261248`.
 
     Raises:
-        UsageError: it is no such number.
+        UsageError: `text` is not such a number.
     """
     match = _PARAMETERS.fullmatch(text.strip().replace("_", ""))
     if match is None:
@@ -78,7 +78,7 @@ def parse_layout(text: str) -> tuple[int, int]:
     """The number of nodes, and of GPUs of each node, in a text such as `6x1`.
 
     Raises:
-        UsageError: it is no such layout.
+        UsageError: `text` is not such a layout.
     """
     match = _LAYOUT.fullmatch(text.strip().lower())
     if match is None or not 1 <= int(match[1]) <= 1_000_000 or not 1 <= int(match[2]) <= 1024:

@@ -63,7 +63,7 @@ def find_runtime(api: ClusterApi, name: str) -> Runtime:
     """The TrainingRuntime of this name in the namespace; if there is none, the ClusterTrainingRuntime of this name.
 
     Raises:
-        NotFoundError: there is neither; the hint lists the ClusterTrainingRuntimes.
+        NotFoundError: there is no such runtime; the hint lists the ClusterTrainingRuntimes.
     """
     for kind, title in _RUNTIMES:
         found = api.find(kind, name)

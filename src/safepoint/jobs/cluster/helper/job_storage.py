@@ -126,7 +126,7 @@ def location_of(output: str, job: str) -> Location:
     """The output location of a job.
 
     Raises:
-        ConflictError: it is not a valid location, or it is a folder in the job's pods.
+        ConflictError: the location is not valid, or is a folder in the job's pods.
     """
     try:
         location = parse_location(output)

@@ -128,7 +128,7 @@ def ending_without_answer(
     Args:
         job: the helper's Job; None if it is gone.
         pod: the Job's pod; None if the pod is gone.
-        said: the last lines of the pod's log that are no part of an answer.
+        said: the last lines of the pod's log that do not belong to an answer.
         memory: the limit of the pod's memory.
     """
     ended = at(_status(pod), "state", "terminated")

@@ -1,7 +1,8 @@
 """Freezes a job of this machine into a process image, and restores its processes.
 
-The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended:
-`thaw` lets its processes continue in the middle of a step. So does `resume`, unless there is a newer checkpoint.
+The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended.
+`thaw` lets its processes continue in the middle of a step. `resume` does the same, unless there is a newer
+checkpoint.
 """
 
 import contextlib
@@ -70,8 +71,8 @@ def freeze_job(
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: the job does not run, or something else was requested meanwhile; then it runs on.
-        FreezeError, SafepointError, OSError: it could not be frozen, and runs on.
+        ConflictError: the job does not run; or another action was requested meanwhile, and the job runs on.
+        FreezeError, SafepointError, OSError: the job could not be frozen, and runs on.
     """
     from safepoint.transparent.freeze import freeze_trees
 
@@ -189,7 +190,7 @@ def restore_job(history: History, job: JobRecord, *, actor: str) -> None:
 def _adoption(
     history: History, job: JobRecord, path: str, actor: str, *, check: Callable[[], None]
 ) -> "Callable[[Sequence[Restored]], None]":
-    """What records the restored processes as the launchers of the job's newest attempt."""
+    """A function that records the restored processes as the launchers of the job's newest attempt."""
 
     def adopt(restored: "Sequence[Restored]") -> None:
         with history.transaction():
