@@ -45,7 +45,7 @@ from safepoint.storage.opening import open_store
 
 app = typer.Typer(
     name="checkpoints",
-    help="List, check, copy and prune checkpoints in a folder or an object store.",
+    help="List, check, copy and prune checkpoints in a folder, an object store or a claim.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
