@@ -1,4 +1,4 @@
-"""What only `status` says about a job: the last lines of a failed job, and the position of a waiting job in its queue.
+"""What only `status` says about a job: the last lines of a failed job, the position of a waiting job in its queue.
 
 Each takes a request of its own. If a request fails, or is not allowed, the value is missing.
 """
