@@ -26,7 +26,7 @@ from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_connecting, refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
-from safepoint.transparent.criu.trees import held, name_of, processes_of, resident_bytes, send
+from safepoint.transparent.criu.trees import held, kill, name_of, processes_of, resident_bytes, send
 from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation, NewImage
 from safepoint.transparent.images.manifest import ImageManifest, Machine, part_name
@@ -123,7 +123,7 @@ def freeze_trees(
                 send(signal.SIGCONT, processes)
                 raise
             if not is_running_after:
-                send(signal.SIGKILL, processes)
+                kill(processes)
         guard.release()
     return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)
 
@@ -180,5 +180,5 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
             if not isinstance(error, Exception):  # such as Ctrl-C: the `with` block would wait for CRIU without end
                 wait(tasks, _INTERRUPTED_S)
                 with held(running) as programs:
-                    send(signal.SIGKILL, programs)
+                    kill(programs)
             raise

@@ -4,13 +4,12 @@ Kernels, containers and file systems can refuse each part of it, and no version 
 """
 
 import os
-import signal
 import subprocess
 
 from safepoint.errors import SafepointError, UnsupportedError
 from safepoint.foundation.shared_folders.temporary import private_parent
 from safepoint.transparent.criu.program import Criu, find_criu
-from safepoint.transparent.criu.trees import held, send
+from safepoint.transparent.criu.trees import held, kill
 from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.packages import require_packages
@@ -68,7 +67,7 @@ def try_out(criu: Criu, output: int | None = None) -> None:
                 process.kill()
         [restored] = thaw_image(criu, images, name)
         with held([restored.pid]) as processes:
-            send(signal.SIGKILL, processes)
+            kill(processes)
 
 
 def standard_output() -> int | None:
