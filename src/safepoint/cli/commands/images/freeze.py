@@ -142,7 +142,7 @@ def thaw(
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
     or other jobs use its CPUs or GPUs; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, you are not
-    root, or the memory of GPUs cannot be restored here.
+    root, or this machine cannot restore the memory of GPUs.
     """
     from safepoint.transparent.criu.program import find_criu
 

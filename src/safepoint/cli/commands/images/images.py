@@ -92,7 +92,7 @@ def show(image: ImageArgument, key: KeyOption = None, connection: Connection = N
         f"  machine: {manifest.machine.architecture}, Linux {manifest.machine.kernel}, CRIU {manifest.machine.criu}"
         f"{', ' + plural(len(manifest.machine.gpus), 'GPU') if manifest.machine.gpus else ''}",
         f"  pages: {num_pages}, of which {num_zero} zero, {num_pages - num_zero - num_stored} in older images, "
-        f"{num_stored} here",
+        f"{num_stored} in this image",
         f"  size: {format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory",
         f"  needs: {', '.join(source.name for source in manifest.sources) or 'no other image'}",
         f"  key: {key_facts(manifest, location)[1]}",
