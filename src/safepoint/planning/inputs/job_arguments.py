@@ -131,7 +131,7 @@ def _unused(options: dict[str, tuple[str, ...]], code: Path | None) -> Iterator[
             "which is more than such a checkpoint has"
         )
     if "deepspeed" in options and _strategy(options, code) is None:
-        yield f"{typed('deepspeed')}: this machine cannot read this file, or it has no ZeRO stage; pass --strategy"
+        yield f"{typed('deepspeed')}: this machine cannot read this file, or it has no ZeRO-1 to 3; pass --strategy"
 
 
 def _strategy(options: dict[str, tuple[str, ...]], code: Path | None) -> Strategy | None:
