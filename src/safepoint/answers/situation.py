@@ -99,7 +99,7 @@ def sentence_of(
     Args:
         job: the job.
         progress: its last report.
-        queue_place: its place among the jobs that wait, from 1; None if it does not wait, or if this is not known.
+        queue_place: its position among the jobs that wait, from 1; None if it does not wait or this is unknown.
         verified_s: how long its last resume took to verify the checkpoint, in seconds; None if this is not known.
     """
     why = job.message.rstrip(".")

@@ -395,7 +395,7 @@ def _check_shape(num_parameters: int, depth: int, width: int, between: int) -> s
     if width < _LEAST_WIDTH:
         why = f"a layer has at least a width of {_LEAST_WIDTH}"
     elif depth > width:
-        why = "no model has more layers than a layer is wide"
+        why = "no model has more layers than the width of a layer"
     elif not _POSSIBLE_RATIOS[0] <= ratio <= _POSSIBLE_RATIOS[1]:
         why = f"the feed-forward part of each layer would have {between:,} rows, which is {ratio:.3g} times the width"
     if why:

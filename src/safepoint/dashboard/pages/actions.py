@@ -186,7 +186,9 @@ async def work(request: Request) -> Response:
     found = context_of(request).works.get(request.path_params["number"])
     # A viewer may see checkpoints only in the locations of jobs, and so also what was done with them.
     if found is None or not (visitor_of(request).is_operator or found.back.startswith("/jobs/")):
-        raise NotFoundError("this dashboard knows no such action", hint="it was started again since; see the job")
+        raise NotFoundError(
+            "this dashboard has no such action, probably because it was started again", hint="see the page of the job"
+        )
     return respond(request, "work.html", found.to_document(), work=found)
 
 

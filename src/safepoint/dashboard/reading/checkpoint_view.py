@@ -93,7 +93,7 @@ def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
     if found is None:
         raise OnlyInPodsError(
             f"{output} can be read only in the cluster",
-            hint=f"`safepoint checkpoints list --on {shlex.quote(reader.name)} job:{name}` reads it in a pod, too",
+            hint=f"`safepoint checkpoints list --on {shlex.quote(reader.name)} job:{name}` also reads it, in a pod",
         )
     return found
 

@@ -364,8 +364,8 @@ def _initializer(spec: ClusterSpec, runtime: Runtime) -> Object:
         if not runtime.initializes(what):
             raise UsageError(
                 f"runtime {name_of(runtime.document)} has no {what}-initializer, so the {what} of `initializer` "
-                "would never arrive; nothing was submitted",
-                hint=f"use a runtime with this part, or fetch the {what} in the training function",
+                "would not be fetched; nothing was submitted",
+                hint=f"use a runtime with a {what}-initializer, or fetch the {what} in the training function",
             )
     return {
         what: {**given, "secretRef": {"name": f"{spec.name}-{what}"}} if what in spec.initializer_secrets else given

@@ -94,7 +94,7 @@ def _not_certain(trainjob: Object, reason: str) -> ConflictError:
     name = name_of(trainjob)
     return ConflictError(
         f"it is not certain where job {name} saves: {reason}; nothing was done",
-        hint=f"give the location itself, with --connection if it needs keys, instead of job {name}; "
+        hint=f"give the location instead of job {name}, with --connection if the location needs keys; "
         f"`safepoint delete {name}` keeps the checkpoints",
     )
 

@@ -139,7 +139,7 @@ def ending_without_answer(
     if reason == "DeadlineExceeded":
         return WaitTimeoutError(
             f"the pod's deadline passed; {rest}",
-            hint="try again: the pod ends some minutes after your command has ended or lost the connection",
+            hint="run the command again. Its pod ends when the command has not reached the cluster for two minutes",
         )
     if said:
         hint = _OWN_IMAGE if "No module named" in said[-1] or "not found" in said[-1] else None

@@ -234,7 +234,7 @@ def _launchers_of(history: History, job: JobRecord) -> list[int]:
     for pid in everything:
         if pid not in trees and processes_of(pid):
             raise FreezeError(
-                f"process {pid} ({name_of(pid)}) of job {job.name} is not below a launcher; nothing was frozen",
+                f"process {pid} ({name_of(pid)}) of job {job.name} is not a child of a launcher; nothing was frozen",
                 hint="wait until it has ended, or end it",
             )
     return roots
@@ -295,8 +295,8 @@ def _refuse_others(job: JobRecord, restored: "Sequence[Restored]", image: str) -
     own = processes.processes_of(job_folder(job.name))
     if len(restored) != job.num_nodes or not all(one.pid in own for one in restored):
         raise FreezeError(
-            f"{image} is not the image of job {job.name}: another one is in its place; the restored processes were "
-            "ended",
+            f"{image} is not the image of job {job.name}, but another image of the same name; the restored processes "
+            "were ended",
             hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
 
