@@ -1,9 +1,9 @@
-"""Looks whether another user has made what restored processes will use, where every user may make files.
+"""Checks whether another user has made files that restored processes will use, where every user may make files.
 
-CRIU opens files by their paths, and compares only their sizes and modes. What a program had in a folder such as /tmp
-may have been deleted since the freeze, by a reboot or a program that cleans the folder. Then every user can make it
-again, and so decide what is in the memory of the processes, or which compiled code they run. Files that were deleted
-before the freeze, and Unix sockets, are made again by CRIU: in a folder of another user, this user could take them.
+CRIU opens files by their paths, and compares only their sizes and modes. Files in a folder such as /tmp may have been
+deleted since the freeze, by a reboot or by a program that cleans the folder. Then every user can make such a file
+again, and so decide what is in the memory of the processes, or which compiled code they run. CRIU itself makes Unix
+sockets, and files that were deleted before the freeze. In a folder of another user, this user could take them.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
         The folders that were missing, and that were made because every user could make them; outer ones first.
 
     Raises:
-        FreezeError: one is another user's, or another user can make it before CRIU opens it.
+        FreezeError: a file belongs to another user, or another user can make it before CRIU opens it.
         ImageError, OSError: CRIU's files cannot be read.
     """
     for path in open_paths(folder):
@@ -56,14 +56,14 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
 
 
 def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
-    """Check the folders that variables of restored processes name, and make those that every user could make.
+    """Check the folders that variables of restored processes name; make missing ones that every user could make.
 
     Args:
         pids: the processes, which do not run yet.
         proc: where the proc file system is mounted.
 
     Raises:
-        FreezeError: one is another user's.
+        FreezeError: a folder belongs to another user.
     """
     found: set[tuple[str, int]] = set()
     for pid in pids:
@@ -85,7 +85,7 @@ def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
     if is_planted(path, users=users):
         raise _of_others(path, why)
     if not os.path.lexists(path) and lies_in_shared_folder(path):
-        with contextlib.suppress(OSError):  # the program would have to make it, and cannot either
+        with contextlib.suppress(OSError):  # the program would have to make this folder, and cannot do it either
             for missing in reversed([path, *(str(one) for one in Path(path).parents if not os.path.lexists(one))]):
                 os.mkdir(missing, 0o700 if missing == path else 0o755)
                 made.append(missing)
