@@ -189,7 +189,7 @@ def _has_own_network() -> bool:
             os.close(descriptor)
 
 
-def _place_of(status: os.stat_result) -> str:
+def place_of(status: os.stat_result) -> str:
     """The device and the number of a file, as /proc writes them."""
     return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
@@ -200,7 +200,7 @@ def find_lock(status: os.stat_result) -> tuple[bool, bool]:
     The pids in the kernel's list of locks are not used. A process may pass its lock on together with the open file,
     and end. Another process may then get its pid. So the open files of this user's processes are searched.
     """
-    place, is_listed = _place_of(status), False
+    place, is_listed = place_of(status), False
     with contextlib.suppress(OSError):
         is_listed = place in (_PROC / "locks").read_text(encoding="utf-8").split()
     for entry in os.listdir(_PROC):

@@ -23,10 +23,15 @@ from safepoint.foundation.processes import identify, number_inside
 from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.namespaces import first_process_of
 from safepoint.transparent.criu.program import Criu, failure
-from safepoint.transparent.criu.trees import held, kill, processes_of
+from safepoint.transparent.criu.trees import awaited_lock, held, kill, processes_of
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
 _LOOK_S = 0.005
+_LOOK_AT_LOCKS_S = 0.5
+_LOCKED_S = 5.0
+"""How long a restore may wait for the lock of a file. Another user who may read the file can hold it for ever."""
+_ENDING_S = 5.0
+"""How long CRIU may take to end what it has restored. It does not end while it waits for a lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,8 @@ class TreeRestore:
             process_group=None if self._in_namespace else 0,
         )
         self._identity = identify(self._process.pid)
+        self._look_at_locks_s = 0.0
+        self._locked_s: float | None = None
 
     def wait(self) -> None:
         """Wait until all processes exist. None of them runs yet.
@@ -148,19 +155,40 @@ class TreeRestore:
         """Wait for a moment.
 
         Raises:
-            FreezeError: CRIU has ended too early.
+            FreezeError: CRIU has ended too early, or waits for a lock that another program holds.
         """
         clock.sleep(_LOOK_S)
+        self._look_at_locks()
         code = self._process.poll()
         if code is not None and not self._gate.is_passed:
             raise failure("restore", self._log, code)
+
+    def _look_at_locks(self) -> None:
+        now_s = clock.monotonic_s()
+        if now_s < self._look_at_locks_s:
+            return
+        self._look_at_locks_s = now_s + _LOOK_AT_LOCKS_S
+        path = awaited_lock(processes_of(self._process.pid))
+        if path is None:
+            self._locked_s = None
+            return
+        self._locked_s = now_s if self._locked_s is None else self._locked_s
+        if now_s - self._locked_s >= _LOCKED_S:
+            raise FreezeError(
+                f"a process had locked {path}, and another program holds a lock on it now; nothing was restored",
+                hint=f"`fuser {path}` shows the program; end it, and try again",
+            )
 
     def give_up(self) -> None:
         """End everything that CRIU has restored."""
         self._gate.close()
         if self._in_namespace:
             self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         if not self._in_namespace:
             # What is left if CRIU was killed. These numbers were free when it started.
             with held(number for number in self._numbers if self._is_newer(number)) as processes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safepoint.errors import printable
 from safepoint.foundation import clock
-from safepoint.foundation.processes import kernel_lines
+from safepoint.foundation.processes import kernel_lines, place_of
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENDED_S = 5.0
@@ -87,6 +87,34 @@ def name_of(pid: int, proc: Path = Path("/proc")) -> str:
         return printable((proc / str(pid) / "comm").read_text(errors="replace").strip()) or "?"
     except OSError:
         return "?"
+
+
+def awaited_lock(pids: Iterable[int], proc: Path = Path("/proc")) -> str | None:
+    """The file for whose lock one of the processes waits, because another program holds it; None if none waits.
+
+    Args:
+        pids: the processes.
+        proc: where the proc file system is mounted.
+    """
+    own = set(pids)
+    with contextlib.suppress(OSError):
+        for line in kernel_lines(proc / "locks"):
+            # `1: -> FLOCK ADVISORY WRITE 4711 fe:00:815 0 EOF`; without the arrow, the process has the lock.
+            fields = line.split()
+            if len(fields) > 6 and fields[1] == b"->" and int(fields[5]) in own:
+                return _path_of(int(fields[5]), fields[6].decode(), proc)
+    return None
+
+
+def _path_of(pid: int, place: str, proc: Path) -> str:
+    """The path of a file that a process has open, from its device and number as the kernel lists them."""
+    folder = proc / str(pid) / "fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if place_of(os.stat(folder / name)) == place:
+                    return printable(os.readlink(folder / name))
+    return f"the file {place}"
 
 
 @contextlib.contextmanager
