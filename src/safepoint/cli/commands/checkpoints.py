@@ -250,7 +250,7 @@ def copy(
     """
     inventory, name = open_place(source)
     place = _place_around(target, name)
-    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
+    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.counts]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
     for item in items:  # check all items, so that an error is raised before any copy begins
@@ -308,7 +308,7 @@ def export(
         where, paths = str(location), exporting.export_pieces(open_store(location), "", place, progress=progress)
     else:
         inventory, name = open_place(source)
-        finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
+        finals = [item for item in inventory.items() if item.name == "final" and item.counts]
         item = finals[0] if finals and name is None else pick(inventory, name)
         where, paths = item.where, exporting.export_item(inventory, item, place, progress=progress)
     document = {"from": where, "to": str(place), "files": paths}
