@@ -28,6 +28,7 @@ from tests.attacks.test_checkpoints_of_other_runs import as_root, change
 from tests.support.checkpoints import commit, keep_final, prepared
 from tests.support.commands import safepoint
 from tests.support.criu_images import add_image, random_pages
+from tests.support.foreign import write_foreign
 
 _STRANGER = 65534
 _OWN = {0: {"model.safetensors": b"own", "config.json": b"{}"}}
@@ -154,6 +155,19 @@ def test_the_checkpoints_of_another_user_stay(root: Path) -> None:
     assert remove_all([inventory_of(root)], str(root)) == 1
     assert (root / "checkpoint-99" / MANIFEST_NAME).is_file()
     assert not (root / "checkpoint-10").exists()
+
+
+@as_root
+def test_commands_for_all_checkpoints_leave_them_alone(root: Path) -> None:
+    """`repair` moves no checkpoint of another user aside, and `adopt` writes no manifest into one."""
+    of_stranger(root)
+    (root / "checkpoint-99" / "model.safetensors").unlink()
+    write_foreign(root, 98)
+    give_away(root / "checkpoint-98")
+    assert safepoint("checkpoints", "repair", root, "--drop-damaged").code is ExitCode.OK
+    assert safepoint("checkpoints", "adopt", root).code is ExitCode.OK
+    assert (root / "checkpoint-99" / MANIFEST_NAME).is_file()
+    assert not (root / "checkpoint-98" / MANIFEST_NAME).exists()
 
 
 @pytest.mark.parametrize("put", [*UNUSED, with_other_bytes, of_other_run])

@@ -50,10 +50,10 @@ def test_a_checkpoint_of_many_small_files(name: str, disk: Path) -> None:
 def test_a_disk_without_inodes(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files need them, too."""
     status = os.statvfs(disk)
-    few = os.statvfs_result((*status[:7], 1500, *status[8:]))
+    few = os.statvfs_result((*status[:7], 2500, *status[8:]))
     monkeypatch.setattr(os, "statvfs", lambda folder: few)
-    assert shortage(disk, [(f"a/{number}", 0) for number in range(400)]) == ""
-    assert "1500 free inodes" in shortage(disk, [(f"{number}/f", 0) for number in range(400)])
+    assert shortage(disk, [(f"a/{number}", 0) for number in range(1000)]) == ""
+    assert "2500 free inodes" in shortage(disk, [(f"{number}/f", 0) for number in range(1000)])
 
 
 class _Deep(LocalStore):

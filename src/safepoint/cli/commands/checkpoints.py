@@ -173,11 +173,12 @@ def adopt(
     have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
     inventory, name = open_place(location)
-    items = [item for item in ([inventory.item(name)] if name else inventory.items()) if item.kind is Kind.FOREIGN]
-    found = adopting.adopt(inventory, items, accumulation=accumulation, dry_run=dry_run, progress=show_reading)
-    documents, lines = adoption_answers(found, dry_run=dry_run)
+    found = [inventory.item(name)] if name else [item for item in inventory.items() if not item.is_of_other_user]
+    items = [item for item in found if item.kind is Kind.FOREIGN]
+    done = adopting.adopt(inventory, items, accumulation=accumulation, dry_run=dry_run, progress=show_reading)
+    documents, lines = adoption_answers(done, dry_run=dry_run)
     print_answer(as_json, documents, lines or [f"nothing to adopt in {location}: every checkpoint has a manifest"])
-    check_adopted(found, location)
+    check_adopted(done, location)
 
 
 @app.command()

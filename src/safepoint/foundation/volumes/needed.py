@@ -13,7 +13,9 @@ from pathlib import Path
 from safepoint.foundation.units import format_bytes, plural
 
 _BLOCK_BYTES = 4096
-_SPARE_BYTES, _SPARE_INODES = 64 << 20, 1000
+_SPARE_BYTES = 64 << 20
+_FEW_INODES = 1000
+"""So many inodes must stay free. Fewer files are not counted: some file systems state a number that is not true."""
 _UNKNOWN_BYTES = 1 << 62
 
 
@@ -44,10 +46,10 @@ def shortage(folder: Path, files: Iterable[tuple[str, int]]) -> str:
             f"{format_bytes(_SPARE_BYTES)} that must stay free"
         )
     disk = os.statvfs(folder)
-    if disk.f_files and disk.f_favail < num_inodes + _SPARE_INODES:
+    if num_inodes > _FEW_INODES and disk.f_files and disk.f_favail < num_inodes + _FEW_INODES:
         return (
             f"{folder} has {plural(disk.f_favail, 'free inode')}, and the files need {num_inodes}, plus "
-            f"{_SPARE_INODES} that must stay free"
+            f"{_FEW_INODES} that must stay free"
         )
     return ""
 
