@@ -1,5 +1,7 @@
 """The S3 servers, one of each in every lane; how programs of tests begin; and the patience of tests."""
 
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -60,6 +62,36 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
     copied_program.is_off = request.param == "new"
     yield
     copied_program.is_off = before
+
+
+@contextlib.contextmanager
+def _same_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    for name in before.keys() | os.environ.keys():
+        if not name.startswith("PYTEST_") and before.get(name) != os.environ.get(name):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _environment_of_a_module() -> Iterator[None]:
+    """As for each test: fixtures of a module can import packages, too."""
+    with _same_environment():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_a_test() -> Iterator[None]:
+    """What a package or a test sets in the environment is gone after the test.
+
+    Otherwise the environment of programs would depend on the order of the tests. For example, scikit-learn and
+    accelerate set variables when they are imported or first used.
+    """
+    with _same_environment():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ SafepointError                 base of all of them
 ├── UsageError            2   a setting or an argument is invalid
 ├── PartlyDoneError       3   a part is done, and the rest failed
 ├── NotFoundError        10   a job, checkpoint or connection does not exist
-├── ConflictError        11   another run holds the output folder, or settings or a request contradict what exists
+├── ConflictError        11   another run holds the output folder; or settings, or a request, contradict what exists
 ├── StorageError         13   the output location cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
@@ -20,6 +20,7 @@ SafepointError                 base of all of them
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
+│   └── MissingExtraError    16   a package that an extra of Safepoint installs is missing
 ├── SaveError             1   a save did not become a checkpoint
 ├── FreezeError           1   processes could not be frozen or restored
 └── PeerError             1   another rank has ended or disagrees

@@ -21,7 +21,7 @@ from tests.unit.training.integrations.transformers.resume.test_trl_counters impo
 
 @pytest.mark.parametrize("completions", [5, [], "text", [7, 8], {"a": 1}], ids=repr)
 def test_their_form_is_checked(completions: object) -> None:
-    with pytest.raises(ValueError, match="no list of micro-batches"):
+    with pytest.raises(ValueError, match="not a list of micro-batches"):
         TrainerCounters(cycle={"_step": 3, "_buffered_inputs": completions}).restore(Online())
 
 

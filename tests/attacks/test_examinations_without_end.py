@@ -144,7 +144,7 @@ def test_a_key_of_tuples(folder: Path) -> None:
     (folder / "optimizer_0" / ".metadata").write_bytes(pickle.dumps(metadata))
     done = subprocess.run([sys.executable, "-c", _EXAMINE, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "it has names that are no strings" in done.stdout
+    assert "it has names that are not strings" in done.stdout
 
 
 def test_many_files_with_many_instructions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_without_kueue(without_kueue: RunningCluster, tmp_path: Path, monkeypatc
         for options in (("--queue", "gpus"), ("--queue", "gpus", "--priority-class", "low")):
             done = try_submit(team, *options)
             assert done.code == ExitCode.NOT_FOUND, done.stderr
-            assert is_one_sentence(done, "there is no queue gpus", "there are no queues here")
+            assert is_one_sentence(done, "there is no queue gpus", "the namespace has no queues")
         done = safepoint("doctor", *ON, team.namespace, "--json")
         assert done.code == 0, done.stdout
         [found] = [one for one in done.document["findings"] if one["check"] == "kueue"]

@@ -92,7 +92,7 @@ def test_the_place_in_the_queue(team: Workspace) -> None:
     assert status(team, "two")["queue_place"] == 1
     assert status(team, "one")["queue_place"] is None
     shown = safepoint("status", *ON, team.namespace, "three")
-    assert "place       number 2 of those that wait in the queue" in shown.stdout
+    assert "position    number 2 of the jobs that wait in the queue" in shown.stdout
     for name in ("three", "two", "one"):
         assert safepoint("delete", *ON, team.namespace, name).code == 0
 

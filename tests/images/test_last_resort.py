@@ -141,4 +141,4 @@ def test_output_to_a_pipe_is_refused_at_the_start(tmp_path: Path, place: Place) 
         check=False,
     )
     assert outcome.returncode == 16
-    assert "is no file" in outcome.stderr
+    assert "is not a file" in outcome.stderr

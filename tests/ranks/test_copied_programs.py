@@ -135,14 +135,15 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """Neither the template of its ranks, nor a rank."""
     output = tmp_path / "run"
     job = safepoint(output, program=tiny(output, "--step-ms", "100", "--epochs", "100"))
-    job.wait_for_step(1)
-    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
-    templates = [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "copies\n"]
-    ranks = job.rank_pids()
-    assert len(templates) == 1
-    job.process.kill()
-    job.process.wait()
-    wait_until_gone([*templates, *ranks])
+    with no_orphans(job):
+        job.wait_for_step(1)
+        children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+        templates = [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "copies\n"]
+        ranks = job.rank_pids()
+        assert len(templates) == 1
+        job.process.kill()
+        job.process.wait()
+        wait_until_gone([*templates, *ranks])
 
 
 _TESTS = """

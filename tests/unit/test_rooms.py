@@ -1,5 +1,7 @@
 """The shape of the source tree: rooms that a newcomer can take in, and imports without cycles."""
 
+import ast
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -13,6 +15,7 @@ import safepoint
 _SOURCE = Path(safepoint.__file__).parent
 _MOST_MODULES = 12
 _MOST_LINES = 500
+_ROW = re.compile(r"(?:- `(\w+)`: |(\w+(?:\.py)?(?:, \w+(?:\.py)?)*)  +)\S")
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +71,24 @@ def test_every_folder_is_a_package_with_a_docstring() -> None:
     """A newcomer reads in its first line what a room holds."""
     for folder in {path.parent for path in _SOURCE.rglob("*.py")}:
         assert (folder / "__init__.py").read_text().startswith('"""'), folder
+
+
+def _listed(docstring: str) -> set[str]:
+    """The names in the first column of the list in a docstring; empty if it has no list."""
+    rows = [row[1] or row[2] for line in docstring.splitlines() if (row := _ROW.match(line))]
+    return (
+        {name.strip().removesuffix(".py") for names in rows for name in names.split(",")} if len(rows) > 1 else set()
+    )
+
+
+def test_a_list_of_a_rooms_modules_is_complete() -> None:
+    """A newcomer finds each module in the list of its `__init__.py`; `__main__` needs no row."""
+    missing: dict[str, set[str]] = {}
+    for folder in _folders():
+        listed = _listed(ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "")
+        present = {path.stem for path in folder.glob("*.py")} | {
+            path.parent.name for path in folder.glob("*/__init__.py")
+        }
+        if listed and (left_out := present - listed - {"__init__", "__main__"}):
+            missing[str(folder)] = left_out
+    assert missing == {}

@@ -62,6 +62,7 @@ def consequence_of(
     output: str | None = None,
     *,
     choice: Choice | None = None,
+    begins: str = "",
 ) -> Consequence:
     """What the action would mean for the job now.
 
@@ -71,6 +72,7 @@ def consequence_of(
         progress: its last report.
         output: its output location, for the sentence about its checkpoints.
         choice: the checkpoint from which to resume; None for the newest one.
+        begins: where a job that has a process image goes on, see `NewestState.why`.
     """
     is_possible, refusal = _is_possible(action, job)
     if not is_possible:
@@ -85,8 +87,11 @@ def consequence_of(
         )
     if action is Action.RESUME:
         step = "step 0" if job.safe_step is None else f"step {job.safe_step:,}"
-        text = f"The job continues from its newest checkpoint, {step}, as soon as there is room for it."
-        return Consequence(action=action, is_possible=True, sentences=(text,), safe_step=job.safe_step)
+        if begins:
+            sentences = (f"The job continues {begins}.", "It does so as soon as there is room for it.")
+        else:
+            sentences = (f"The job continues from its newest checkpoint, {step}, as soon as there is room for it.",)
+        return Consequence(action=action, is_possible=True, sentences=sentences, safe_step=job.safe_step)
     trains = job.state.holds_slots and progress is not None and not progress.state.is_end
     if not trains or progress is None:
         nothing = "No training runs now, so there is nothing to save."

@@ -69,7 +69,7 @@ def held_s(attempts: Sequence[AttemptRecord], *, num_slots: int) -> float:
     """How many seconds a job has held slots, summed over its slots.
 
     Args:
-        attempts: the attempts of the job. One that has not ended counts until now.
+        attempts: the attempts of the job. An attempt that has not ended counts until now.
         num_slots: how many GPUs or processors one node has.
     """
     total_s = 0.0

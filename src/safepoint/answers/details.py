@@ -12,7 +12,7 @@ def details_of(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
     """The details of a job, as JSON values.
 
     Returns:
-        `queue_place`: its place among the jobs that wait, from 1; None if it does not wait, or if this is not known.
+        `queue_place`: its position among the jobs that wait, from 1; None if it does not wait or this is unknown.
         `last_lines`, only for a job on a cluster: the last lines of the pod that failed first; empty unless the job
             has failed.
     """

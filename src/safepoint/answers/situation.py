@@ -11,7 +11,7 @@ from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, State
 
 SILENT_S = 300.0
-"""If a training has not reported for this long, and for ten steps, it makes no progress."""
+"""A training makes no progress if it has not reported for this time and for the duration of ten steps."""
 _LONG_PREEMPTED_S = 3600.0
 _STEPS_OF_SILENCE = 10
 _LATE = 2.0
@@ -41,7 +41,7 @@ class Attention:
 
 
 def attention_of(job: Summary, progress: Progress | None, *, changed: str | None = None) -> Attention:
-    """Whether a job needs attention: it failed, does not progress, saves too rarely, or its storage is nearly full.
+    """Whether a job needs attention, and why: for example, because it failed, or because its storage is nearly full.
 
     Args:
         job: the job.
@@ -99,7 +99,7 @@ def sentence_of(
     Args:
         job: the job.
         progress: its last report.
-        queue_place: its place among the jobs that wait, from 1; None if it does not wait, or if this is not known.
+        queue_place: its position among the jobs that wait, from 1; None if it does not wait or this is unknown.
         verified_s: how long its last resume took to verify the checkpoint, in seconds; None if this is not known.
     """
     why = job.message.rstrip(".")

@@ -89,7 +89,7 @@ def page(
     lines += [f"  {key:<11} {text}" for key in ("priority", "queue") if (text := job.particulars.get(key))]
     known = details or {}
     if known.get("queue_place") is not None:
-        lines.append(f"  place       number {known['queue_place']} of those that wait in the queue")
+        lines.append(f"  position    number {known['queue_place']} of the jobs that wait in the queue")
     if warning := job.particulars.get("warning"):
         lines.append(f"  warning     {warning}")
     if output is not None:

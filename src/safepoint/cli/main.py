@@ -25,7 +25,11 @@ _COMMANDS = (
     ("scale", "jobs:scale", "Change a job's number of nodes; a running job is suspended and resumed."),
     ("delete", "jobs:delete", "Stop a job and remove it from the list; its checkpoints stay."),
     ("dashboard", "dashboard:dashboard", "Show jobs and checkpoints in a browser, and act on them."),
-    ("checkpoints", "checkpoints:app", "List, check, copy and prune checkpoints in a folder or an object store."),
+    (
+        "checkpoints",
+        "checkpoints:app",
+        "List, check, copy and prune checkpoints in folders, object stores and claims.",
+    ),
     ("freeze", "images.freeze:freeze", "Freeze a job, or a process and all its child processes, into an image."),
     (
         "thaw",

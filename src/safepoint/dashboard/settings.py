@@ -71,10 +71,10 @@ class DashboardSettings:
             raise UsageError(f"--user-header {self.user_header!r} is not the name of a header; nothing was started")
         for option, price in (("--gpu-price", self.gpu_price), ("--cpu-price", self.cpu_price)):
             if not 0 <= price < math.inf:
-                raise UsageError(f"{option} {price} is not a price; nothing was started", hint="give a number from 0")
+                raise UsageError(f"{option} {price} is not a price; nothing was started", hint="give 0 or more")
         if self.operators and not self.proxies:
             raise UsageError(
-                "--operator names users of a proxy, and no proxy is trusted; nothing was started",
+                "--operator names users of a proxy, but no proxy is trusted; nothing was started",
                 hint="give --proxy-address, the address that the proxy's requests come from",
             )
         for name in self.names:
@@ -137,7 +137,7 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
     """The addresses of proxies.
 
     Raises:
-        UsageError: a text is no address and no network.
+        UsageError: a text is neither an address nor a network.
     """
     found: list[Network] = []
     for text in texts:

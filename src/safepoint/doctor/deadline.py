@@ -20,7 +20,7 @@ from safepoint.progress.record import read_progress
 _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
 _MOST_S = 7 * 86_400.0
-"""No save takes longer."""
+"""A longer duration is ignored as invalid."""
 _FIXED_S = 1.0
 """The time that a save takes besides the write: for the vote, and for the processes to end."""
 

@@ -58,7 +58,7 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float, image
     findings.append(_no_answer("gpu") if gpus is None else judge_gpus(gpus, torch))
     findings.append(criu_work.result(_PROGRAMS_S) or _no_answer("criu"))
     findings.append(namespace_work.result(_PROGRAMS_S) or _no_answer("pid namespaces"))
-    findings.append(lock_work.result(_FOLDER_S) or _no_answer("image locks"))
+    findings.append(lock_work.result(_FOLDER_S) or _no_locks(images))
     if gpus is not None:
         findings.append(judge_checkpoint_api(gpus))
     return findings
@@ -71,6 +71,16 @@ def _no_answer(check: str) -> Finding:
         found=f"no answer within {_PROGRAMS_S:.0f} s",
         why="a program that does not answer may also block a training",
         fix="look for driver errors in dmesg",
+    )
+
+
+def _no_locks(images: Path) -> Finding:
+    return Finding(
+        check="image locks",
+        status=Status.WARNING,
+        found=f"no answer within {_FOLDER_S:.0f} s from {images} or the temporary folder",
+        why="a freeze or a restore may hang",
+        fix="set XDG_STATE_HOME to a folder on a local disk",
     )
 
 

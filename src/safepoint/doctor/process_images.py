@@ -1,6 +1,6 @@
-"""Checks of what process images need. Trainings do not need any of it, so nothing is wrong without CRIU.
+"""Checks what process images need. Trainings need none of it, so a missing CRIU is not an error.
 
-What can be tried is tried: a kernel, a container or a file system can refuse what its version promises.
+Features are tested, because a kernel, a container or a file system can refuse what its version promises.
 """
 
 import os
@@ -90,12 +90,12 @@ def examine_namespaces() -> Finding:
 
 
 def examine_locks(images: Path) -> Finding:
-    """Whether the locks work that images and restores need.
+    """Whether the locks work which images and restores need.
 
     Args:
         images: the folder below which the images of jobs are; it need not exist.
     """
-    check, why = "image locks", "they keep commands from writing one image at the same time, and hold a restore"
+    check, why = "image locks", "they keep two commands from writing the same image, and let a restore wait"
     if _program() is None:
         return Finding(check=check, status=Status.OK, found="not needed without CRIU", why=why)
     folder = next(path for path in (images, *images.parents) if path.is_dir())

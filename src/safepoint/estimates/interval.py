@@ -37,7 +37,7 @@ _MOST_EXPONENT = 700.0
 """The largest exponent: `exp` of a larger number is not a float."""
 _GRID = 240
 SHORTEST_STEP_S = 1e-3
-"""No training step is shorter. A best interval that is not longer stands for a save after each step."""
+"""No training step takes less time. If the best interval is at most this long, a save after each step is best."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 

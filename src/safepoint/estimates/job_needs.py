@@ -42,7 +42,7 @@ class JobNeeds:
         most_bytes: the size that no checkpoint of this model exceeds, with any strategy.
         local_bytes: the size of a local folder that holds all checkpoints of the job at any moment, with an object
             store; None if the job has no such folder, or if the number of checkpoints that stay there is not known.
-        unlimited: why `local_bytes` must not become a limit; empty if it may.
+        unlimited: why `local_bytes` must not become a limit; empty if it may become one.
         snapshot_bytes: the host memory that snapshots take on the first node; 0 if there are none.
         save_s: how long a save on SIGTERM takes, with the upload if the pod's folder is deleted with the pod.
         least_grace_s: the shortest grace period in which such a save fits.

@@ -43,7 +43,7 @@ def tunnel_proxy(url: str) -> str | None:
         )
     proxy = proxy if has_scheme else f"http://{proxy}"
     try:
-        urlsplit(proxy).port  # noqa: B018  it raises for a port that is no number
+        urlsplit(proxy).port  # noqa: B018  it raises if the port is not a number
     except ValueError:
         raise OSError("the proxy of HTTPS_PROXY or ALL_PROXY is not a valid address") from None
     return proxy

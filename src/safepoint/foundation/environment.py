@@ -182,7 +182,7 @@ def temporary_folder() -> str:
     """The folder for temporary files.
 
     Raises:
-        StorageError: there is none that can be written.
+        StorageError: no such folder can be written.
     """
     import tempfile  # not at the top, because every command imports this module, and few call this function
 
@@ -285,8 +285,8 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises:
         PlantedError: another user may have put it there, or may have written it.
-        UntrustedFileError: it is not a file.
-        OSError: it cannot be opened.
+        UntrustedFileError: `path` is not a file.
+        OSError: the file cannot be opened.
     """
     file = open_only_file(path)
     try:
@@ -304,8 +304,8 @@ def open_only_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file. Links are followed; a pipe or a device is refused, because reading it might never end.
 
     Raises:
-        UntrustedFileError: it is not a file.
-        OSError: it cannot be opened.
+        UntrustedFileError: `path` is not a file.
+        OSError: the file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would wait for a writer
     file = os.fdopen(descriptor, "rb")
@@ -320,8 +320,8 @@ def read_trusted(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
     Raises:
         PlantedError: another user may have put it there, or may have written it.
-        UntrustedFileError: it is not a file, or is larger than `max_bytes`.
-        OSError: it cannot be read.
+        UntrustedFileError: `path` is not a file, or is larger than `max_bytes`.
+        OSError: the file cannot be read.
     """
     with open_trusted(path) as file:
         data = file.read(max_bytes + 1)

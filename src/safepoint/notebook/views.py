@@ -19,7 +19,7 @@ from safepoint.progress.metric_history import MetricPoint
 from safepoint.progress.record import Progress
 
 _LATER_S = 1.0
-"""A file that was written while a job was read may be newer than the read by so many seconds."""
+"""A file that was written while a job was read may be newer than the read by this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

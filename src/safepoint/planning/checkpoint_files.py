@@ -56,7 +56,7 @@ class Group(NamedTuple):
         total_bytes: the size of all files of the kind.
         largest_bytes: the size of the largest file, which is that of rank 0.
         num_files: how many files there are: one, which rank 0 writes, or one for each rank.
-        is_of_each_rank: whether each rank writes one of them.
+        is_of_each_rank: whether each rank writes one of these files.
     """
 
     what: str

@@ -258,7 +258,7 @@ class JobHistory:
 
     @property
     def down_s(self) -> float:
-        """Time between interruptions and the training after them, in which the job had its machines."""
+        """The time from interruptions until the job trained again, while it had its machines."""
         return sum(past.down_s for past in self.interruptions)
 
     def lost_without_saves_s(self) -> float:
@@ -269,7 +269,7 @@ class JobHistory:
         return sum(past.trained_s for past in self.interruptions)
 
     def lost_with_interval_s(self, interval_s: float) -> float:
-        """What they would have lost with a save after each `interval_s` seconds of training, and no save on SIGTERM.
+        """What the same interruptions would have lost with a save every `interval_s` seconds and none on SIGTERM.
 
         Raises:
             ValueError: `interval_s` is not above 0.

@@ -55,8 +55,8 @@ class FailureModel:
         name: its name in tables.
         source: where the rates are from.
         machine_per_day: failures of each machine, of all kinds.
-        ranks_share: the share of these that end processes only, from 0 to 1.
-        maintenance_share: the share of these that are planned and announced, from 0 to 1.
+        ranks_share: the share of these failures that end only processes, from 0 to 1.
+        maintenance_share: the share of these failures that are planned and announced, from 0 to 1.
         rack_per_day: failures of each rack as a whole.
         machines_per_rack: how many machines a rack has.
         preemptions_per_day: how often a queue preempts the job.

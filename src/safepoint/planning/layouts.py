@@ -89,7 +89,7 @@ def compare_layouts(run: Run, first: tuple[int, int], second: tuple[int, int]) -
     """Two layouts, each (nodes, GPUs of each node), of the same number of GPUs.
 
     Raises:
-        UsageError: they have different numbers of GPUs.
+        UsageError: the layouts have different numbers of GPUs.
     """
     (first_nodes, first_gpus), (second_nodes, second_gpus) = first, second
     if first_nodes * first_gpus != second_nodes * second_gpus:

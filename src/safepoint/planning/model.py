@@ -89,7 +89,7 @@ def dtype_of(text: str, option: str = "--dtype") -> str:
     """Torch's name of a type that a user has written: `bf16`, `bfloat16`, `torch.bfloat16`.
 
     Raises:
-        UsageError: it is not the type of a weight.
+        UsageError: the text is not the type of a weight.
     """
     name = _SPELLINGS.get(text.strip().lower().removeprefix("torch."))
     if name is None:
@@ -230,7 +230,7 @@ def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files that `from_pretrained` reads: one file, those of an index, or those with a model's name.
 
     Raises:
-        UsageError: some of them are missing. A plan without them would be that of a smaller model.
+        UsageError: some of these files are missing. A plan without them would be that of a smaller model.
     """
     # Other files may hold an adapter, or the same weights again, such as `consolidated.safetensors`.
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("adapter_")]
@@ -288,7 +288,7 @@ _TOKENIZER_FILES = re.compile(
 
 
 def _tokenizer_bytes(folder: Path) -> int:
-    """The size of the tokenizer's files. Other files, such as data, are no part of a model or of a checkpoint."""
+    """The size of the tokenizer's files. Other files, such as data, do not belong to a model or a checkpoint."""
     files = [path for path in sorted(folder.glob("*"))[:_MAX_FILES] if _TOKENIZER_FILES.fullmatch(path.name)]
     return sum(path.stat().st_size for path in files if path.is_file())
 
@@ -395,7 +395,7 @@ def _check_shape(num_parameters: int, depth: int, width: int, between: int) -> s
     if width < _LEAST_WIDTH:
         why = f"a layer has at least a width of {_LEAST_WIDTH}"
     elif depth > width:
-        why = "no model has more layers than a layer is wide"
+        why = "no model has more layers than the width of a layer"
     elif not _POSSIBLE_RATIOS[0] <= ratio <= _POSSIBLE_RATIOS[1]:
         why = f"the feed-forward part of each layer would have {between:,} rows, which is {ratio:.3g} times the width"
     if why:

@@ -16,8 +16,8 @@ from safepoint.planning.model import ModelShape, adapter_of, dtype_of, short_cou
 from safepoint.planning.storage import Run, plan_storage, whole_gib, with_buffer
 
 _MORE_CHECKPOINTS = 4
-"""Beside the N that stay: the best one, the one that is being written, the one that is being uploaded, and one that
-is damaged or that another process reads."""
+"""In addition to the N that are kept: the best checkpoint, the one that is being written, the one that is being
+uploaded, and one that is damaged or that another process reads."""
 _OWN_MODELS = 2
 """How many times a script may save the finished model into the folder itself, in 32 bits."""
 _OTHER_FILES_BYTES = 10 * 10**9
@@ -128,7 +128,7 @@ def _most_bytes(given: JobArguments, shape: ModelShape, *, num_ranks: int) -> in
 
 
 def _kept(job: JobOutline, given: JobArguments) -> int | None:
-    """How many checkpoints stay in the folder at most; None if nothing that is known here limits their number."""
+    """How many checkpoints stay in the folder at most; None if no known setting limits their number."""
     if job.is_unbounded:
         return None
     return max((count for count in (job.num_kept, given.keep) if count is not None), default=None)

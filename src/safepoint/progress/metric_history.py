@@ -128,7 +128,7 @@ class MetricReader:
         with contextlib.suppress(OSError), open_regular(self._path) as file:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino)
-            if identity != self._file or status.st_size < self._offset:  # it was thinned, or the job is another one
+            if identity != self._file or status.st_size < self._offset:  # the file was thinned or replaced
                 self._file, self._offset, self._points = identity, 0, []
             file.seek(self._offset)
             added, self._offset = _lines(file, min(_MAX_BYTES, status.st_size))

@@ -108,7 +108,7 @@ class ClusterBackend(KubernetesBackend):
         if job.runtime not in runtimes:
             try:
                 runtimes[job.runtime] = self.get_runtime(job.runtime)
-            except RuntimeError:  # it was deleted after the job was submitted
+            except RuntimeError:  # the job was deleted after its submission
                 runtimes[job.runtime] = self.get_runtime(job.runtime_of_pods)
         return TrainJob(
             name=job.name,

@@ -1,7 +1,8 @@
 """Temporary folders of frozen processes, which an image contains because they may be deleted before the restore.
 
-Each folder becomes a tar archive beside CRIU's files. Only the contents of the folder are in the archive, and it is
-restored only where nothing is: an archive cannot replace a file. What another user has made there is refused.
+Each folder becomes a tar archive beside CRIU's files. The archive has only the contents of the folder. A folder is
+restored only if its path does not exist, so an archive cannot replace a file. A folder that another user has made at
+this path is refused.
 """
 
 import os
@@ -56,7 +57,7 @@ def set_down(source: Path, users: Collection[int] = ()) -> list[Path]:
         The folders that were restored.
 
     Raises:
-        FreezeError: another user has made a folder; nothing was restored.
+        FreezeError: another user has made one of the folders; nothing was restored.
         ImageError: an archive is invalid; nothing of it was restored.
         OSError: a file cannot be written.
     """
@@ -77,12 +78,12 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
         with tarfile.open(path, "r:") as archive:
             folder = Path(archive.pax_headers.get(_FOLDER, ""))
             if not folder.is_absolute() or ".." in folder.parts:
-                raise ImageError(f"{path.name} names no folder; nothing was restored")
+                raise ImageError(f"{path.name} does not name a folder; nothing was restored")
             is_new = not os.path.lexists(folder)
             if is_new:
                 folder.mkdir(0o700)
                 restored.append(folder)
-            # Also if it is new: another user may have made the folder above it, and could exchange it.
+            # Also check a new folder: another user may have made the folder above it, and could replace it.
             if is_planted(folder, users=users):
                 raise FreezeError(
                     f"the temporary folder {printable(str(folder))} of the processes, or a folder above it, was made "

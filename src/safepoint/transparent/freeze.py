@@ -26,7 +26,7 @@ from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_connecting, refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
-from safepoint.transparent.criu.trees import held, name_of, processes_of, resident_bytes, send
+from safepoint.transparent.criu.trees import held, kill, name_of, processes_of, resident_bytes, send
 from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation, NewImage
 from safepoint.transparent.images.manifest import ImageManifest, Machine, part_name
@@ -36,7 +36,7 @@ from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-dump-{}.log"
 _INTERRUPTED_S = 10.0
-"""How long CRIU may go on after Ctrl-C. A process in which CRIU is killed may crash."""
+"""How long CRIU may continue after Ctrl-C. If CRIU is killed, a process that it is dumping may crash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,8 @@ def freeze_trees(
         criu: the CRIU to use.
         roots: the root processes; the image has a part for each, in this order. If two processes are connected, both
             must belong to these trees.
-        location: where the image will be. It refers to pages of the newest image there, if that is valid.
+        location: where the image will be. The new image refers to pages of the newest image there, if that image is
+            valid.
         is_running_after: whether the processes run on; otherwise they are ended when the image is committed.
         carried: the temporary folders of root processes, which are restored with them.
         before_end: called when the image is committed, before the processes are ended. If it raises an exception, the
@@ -123,7 +124,7 @@ def freeze_trees(
                 send(signal.SIGCONT, processes)
                 raise
             if not is_running_after:
-                send(signal.SIGKILL, processes)
+                kill(processes)
         guard.release()
     return Frozen(manifest=manifest, frozen_s=frozen_s, is_in_memory=stage.is_in_memory)
 
@@ -180,5 +181,5 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
             if not isinstance(error, Exception):  # such as Ctrl-C: the `with` block would wait for CRIU without end
                 wait(tasks, _INTERRUPTED_S)
                 with held(running) as programs:
-                    send(signal.SIGKILL, programs)
+                    kill(programs)
             raise

@@ -1,7 +1,7 @@
-"""Looks whether another user has made what restored processes will use, where every user may make files.
+"""Checks whether another user has made files that restored processes will use, where every user may make files.
 
-CRIU opens files by their paths, and compares only their sizes and modes. What a program had in a folder such as /tmp
-may have been deleted since the freeze, by a reboot or a program that cleans the folder. Then every user can make it
+CRIU opens files by their paths, and compares only their sizes and modes. Files in a folder such as /tmp may have been
+deleted since the freeze, by a reboot or by a program that cleans the folder. Then every user can make such a file
 again, and so decide what is in the memory of the processes, or which compiled code they run.
 """
 
@@ -29,7 +29,7 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> None:
         users: the users of the processes; see `users_of`.
 
     Raises:
-        FreezeError: one is another user's, or another user can make it before CRIU opens it.
+        FreezeError: a file belongs to another user, or another user can make it before CRIU opens it.
         ImageError, OSError: CRIU's files cannot be read.
     """
     for path in open_paths(folder):
@@ -44,14 +44,14 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> None:
 
 
 def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
-    """Check the folders that variables of restored processes name, and make those that every user could make.
+    """Check the folders that variables of restored processes name; make missing ones that every user could make.
 
     Args:
         pids: the processes, which do not run yet.
         proc: where the proc file system is mounted.
 
     Raises:
-        FreezeError: one is another user's.
+        FreezeError: a folder belongs to another user.
     """
     for pid in pids:
         user, variables = user_of(pid), _environment(proc / str(pid))
@@ -62,7 +62,7 @@ def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
 
 def _check_folder(path: str, user: int) -> None:
     if not os.path.lexists(path) and lies_in_shared_folder(path):
-        with contextlib.suppress(OSError):  # the program would have to make it, and cannot either
+        with contextlib.suppress(OSError):  # the program would have to make this folder, and cannot do it either
             for missing in reversed([one for one in Path(path).parents if not os.path.lexists(one)]):
                 os.mkdir(missing, 0o755)
             os.mkdir(path, 0o700)

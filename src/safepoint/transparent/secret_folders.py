@@ -1,7 +1,7 @@
-"""Temporary folders for what no other user may read, such as the memory of processes.
+"""Temporary folders for data that no other user may read, such as the memory of processes.
 
-Promises: such a folder is deleted at the end of the `with` block. If its process is killed before, the next process
-that makes such a folder in the same place deletes it.
+Promises: such a folder is deleted at the end of the `with` block. If the process is killed in this block, the next
+process that makes a secret folder in the same place deletes it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _NUM_TRIES = 100
 
 @contextlib.contextmanager
 def secret_folder(parent: Path, prefix: str) -> Generator[Path]:
-    """Make an empty folder that only this user can open, and delete those that killed processes have left.
+    """Make an empty folder that only this user can open, and delete the folders that killed processes have left.
 
     Args:
         parent: an existing folder.
@@ -32,7 +32,7 @@ def secret_folder(parent: Path, prefix: str) -> Generator[Path]:
     real, others = Path(os.path.realpath(parent)), mounted_by_others()
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            if real / path.name not in others:  # such a file system may never answer
+            if real / path.name not in others:  # another user's file system may never answer
                 _delete_left(path)
     folder, descriptor = _make(parent, prefix)
     try:
@@ -60,11 +60,11 @@ def _make(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _delete_left(path: Path) -> None:
-    """Delete the folder if it is this user's, and no process holds it.
+    """Delete the folder if it belongs to this user, and no process holds it.
 
     Raises:
-        BlockingIOError: a process holds it.
-        OSError: it cannot be opened.
+        BlockingIOError: a process holds the folder.
+        OSError: the folder cannot be opened.
     """
     descriptor = _lock(path)
     try:

@@ -1,16 +1,15 @@
-"""Tries whether processes can be frozen and restored here: a small program is frozen, and restored.
+"""Tests whether processes can be frozen and restored here, with a small program.
 
-Kernels, containers and file systems can refuse each part of it, and no version number says so.
+Kernels, containers and file systems can refuse each step, and no version number shows this.
 """
 
 import os
-import signal
 import subprocess
 
 from safepoint.errors import SafepointError, UnsupportedError
 from safepoint.foundation.shared_folders.temporary import private_parent
 from safepoint.transparent.criu.program import Criu, find_criu
-from safepoint.transparent.criu.trees import held, send
+from safepoint.transparent.criu.trees import held, kill
 from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.packages import require_packages
@@ -21,11 +20,11 @@ _PROGRAM = ("sleep", "300")
 
 
 def find_working_criu(output: int | None = None) -> Criu:
-    """Find CRIU, and try it.
+    """Find CRIU, and test it.
 
     Args:
-        output: the descriptor to which the processes print that are to be frozen; None if they print nothing. CRIU
-            cannot freeze some kinds of outputs, such as terminals.
+        output: the descriptor to which the frozen processes print; None if they print nothing. CRIU cannot freeze
+            some kinds of outputs, such as terminals.
 
     Raises:
         UnsupportedError: processes cannot be frozen and restored here.
@@ -54,7 +53,7 @@ def try_out(criu: Criu, output: int | None = None) -> None:
         output: see `find_working_criu`.
 
     Raises:
-        SafepointError, OSError: that is not possible.
+        SafepointError, OSError: the program cannot be frozen and restored.
     """
     with secret_folder(private_parent(prefers_memory=True), "safepoint-trial-") as folder:
         images = ImageLocation(folder / "images")
@@ -68,7 +67,7 @@ def try_out(criu: Criu, output: int | None = None) -> None:
                 process.kill()
         [restored] = thaw_image(criu, images, name)
         with held([restored.pid]) as processes:
-            send(signal.SIGKILL, processes)
+            kill(processes)
 
 
 def standard_output() -> int | None:

@@ -40,7 +40,7 @@ def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
         disk: an existing folder to use if memory has no room.
 
     Raises:
-        StorageError: there is room in neither.
+        StorageError: neither memory nor the disk has enough room.
     """
     room = host_memory.look()
     is_in_memory = (

@@ -3,8 +3,8 @@
 The order of the steps: check the whole image, and the images that it needs; restore all trees up to the point where
 no process runs yet; let all of them run.
 
-Promises: CRIU is started only after everything was checked, and restores from files that are byte for byte those that
-it had written. Either all trees run or none, even if Safepoint or CRIU is killed.
+Promises: CRIU is started only after everything was checked, and the files that it restores from are byte for byte
+those that it had written. Either all trees run or none, even if Safepoint or CRIU is killed.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def thaw_image(
         criu: the CRIU to use.
         location: where the image is.
         name: the image.
-        before_start: called with the restored trees before they run. If it raises an exception, they are ended.
+        before_start: called with the restored trees before they run. If it raises an exception, the trees are ended.
         progress: called with the number of bytes of pages restored since the last call.
 
     Returns:
@@ -55,7 +55,7 @@ def thaw_image(
     Raises:
         UsageError: another user may have written the image.
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
-        FreezeError: CRIU or the CUDA driver could not restore the processes; none runs.
+        FreezeError: CRIU or the CUDA driver could not restore the processes; no process runs.
         UnsupportedError: the processes used a GPU, and this machine cannot restore its memory.
         StorageError: there is too little space for the raw pages.
     """

@@ -84,7 +84,7 @@ from kubeflow.trainer.options import Name
 
 trainer = TransformersTrainer(
     func=train_func,
-    func_args={"lora_r": 4, "num_epochs": 2, "learning_rate": 1.0e-4},
+    func_args={"lora_r": 4, "num_epochs": 20, "learning_rate": 1.0e-4},
     num_nodes=2,
     resources_per_node={"nvidia.com/gpu": 1, "cpu": "250m", "memory": "2Gi"},
     env={"TRACKING_URI": os.environ.get("NO_SUCH_VARIABLE"), "HF_HUB_OFFLINE": "1", "SAFEPOINT_NPROC_PER_NODE": "1"},
@@ -97,6 +97,9 @@ name = client.train(trainer=trainer, runtime=runtime, options=[Name("adapters")]
 
 # %%
 client.wait_for_job_status(name, {"Running"}, timeout=200)
+for line in client.get_job_logs(name, follow=True):
+    if "saved step" in line:
+        break
 suspended = client.suspend_job(name)
 print("suspended at", suspended.safe_step)
 client.resume_job(name)

@@ -99,3 +99,10 @@ def test_a_document_has_plain_values() -> None:
     assert document["sentences"] == [
         "The job continues from its newest checkpoint, step 7, as soon as there is room for it."
     ]
+
+
+def test_a_job_goes_on_from_its_image() -> None:
+    """The reason is that of the resume itself."""
+    job = job_record("tiny", JobState.SUSPENDED, safe_step=7)
+    found = consequence_of(Action.RESUME, job, None, begins="from images/image-1, 3 s old; there is no checkpoint")
+    assert found.sentences[0] == "The job continues from images/image-1, 3 s old; there is no checkpoint."

@@ -77,6 +77,22 @@ def test_a_job_is_resumed_from_an_older_checkpoint(output: Path, dashboard: Dash
         assert history.job("tiny").spec.settings.resume == str(output / "checkpoint-10")
 
 
+@pytest.fixture
+def _image_that_is_gone(output: Path) -> None:
+    with History() as history:
+        history.become("tiny", JobState.SUSPENDED, actor="test", image=str(output.parent / "image-1"))
+
+
+@pytest.mark.usefixtures("_image_that_is_gone")
+def test_a_job_that_has_a_process_image_says_where_it_goes_on(dashboard: Dashboard) -> None:
+    """Before and after; here from its checkpoint, because the image is gone."""
+    begins = "from the checkpoint of step 30, because the process image cannot be used: "
+    dashboard.visitor()
+    assert f"The job continues {begins}" in dashboard.get("/jobs/local/tiny/resume").text
+    found = outcome(dashboard, dashboard.post("/jobs/local/tiny/resume"))
+    assert found["sentence"].startswith(f"The job resumes {begins}")
+
+
 def test_an_action_that_is_refused_says_why(output: Path, dashboard: Dashboard) -> None:
     """As the command does."""
     outcome(dashboard, dashboard.post("/jobs/local/tiny/resume"))

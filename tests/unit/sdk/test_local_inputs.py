@@ -102,7 +102,7 @@ def test_folders_of_this_machine(machine: Path) -> None:
             lambda: kubeflow.DataCacheInitializer("cache://a/b", metadata_loc="s3://x", num_data_nodes=2),
             r"dataset is a DataCacheInitializer, .*nothing was started — read the dataset's table in the training",
         ),
-        (lambda: "hf://a/b", "dataset is a str, which is no initializer of Kubeflow"),
+        (lambda: "hf://a/b", "dataset is a str, which is not an initializer of Kubeflow"),
     ],
 )
 def test_initializers_that_cannot_work(client: TrainerClient, make: Callable[[], Any], message: str) -> None:

@@ -57,7 +57,7 @@ def tensors_of(path: ReadablePath) -> set[str]:
         header: dict[str, Any] = parse_object(file.read(length), max_bytes=_MAX_HEADER_BYTES)
     described: Any = header.pop("__metadata__", None)
     if described is not None and not VARIABLES.fits(described):  # the library refuses such a file
-        raise CheckpointError("its __metadata__ is no mapping of names to texts")
+        raise CheckpointError("its __metadata__ is not a mapping of names to texts")
     places = sorted(_place_of(name, record) for name, record in header.items())
     end = 0
     for begin, after, name in places:
@@ -98,7 +98,7 @@ def shards_named_by(path: ReadablePath) -> dict[str, set[str]]:
         raise CheckpointError("it has no weight_map")
     found: dict[str, set[str]] = {}
     for weight, file in cast("dict[str, Any]", named).items():
-        fault = path_fault(file) if isinstance(file, str) else "is no string"
+        fault = path_fault(file) if isinstance(file, str) else "is not a string"
         if fault or "/" in file:
             raise CheckpointError(f"it names the file {file!r}, which {fault or 'is in another folder'}")
         found.setdefault(file, set()).add(weight)
@@ -137,7 +137,7 @@ def check_dcp(folder: ReadablePath, names: AllowedNames, budget: Budget) -> DcpF
         (begin, length), offsets = numbers_of([info.get("offset"), info.get("length")]), index.get("offset", None)
         # The message does not quote these values: to print nested tuples, for example, can take very long.
         if type(name) is not str or type(key) is not str:
-            raise CheckpointError("it has names that are no strings")
+            raise CheckpointError("it has names that are not strings")
         fault = path_fault(name)
         if fault or "/" in name:
             raise CheckpointError(f"it names the file {name!r}, which {fault or 'is in another folder'}")

@@ -305,8 +305,8 @@ class _Examiner:
         return facts, is_known
 
     def _read_arguments(self) -> dict[str, Any]:
-        """The attributes of the TrainingArguments; empty if their file cannot be read. That is no fault, because the
-        Trainer does not load this file."""
+        """The attributes of the TrainingArguments; empty if their file cannot be read. That is not a fault, because
+        the Trainer does not load this file."""
         try:
             found: Any = read_torch_file(self._folder / layout.ARGUMENTS, budget=self._budget)
             state: Any = found.state if isinstance(found, Inert) else None

@@ -68,7 +68,7 @@ def strategy_of(paths: Collection[str]) -> Strategy:
 
 
 def missing(paths: Collection[str], strategy: Strategy) -> list[str]:
-    """What the Trainer needs and does not find among `paths`."""
+    """The files that the Trainer needs and that are missing in `paths`."""
     needed = {STATE}
     if strategy is Strategy.SHARDS:
         needed |= {f"{folder}/.metadata" for folder in (MODEL_SHARDS, OPTIMIZER_SHARDS)}

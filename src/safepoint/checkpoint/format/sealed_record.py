@@ -29,14 +29,14 @@ def seal(record: Mapping[str, Any]) -> bytes:
     """Canonical JSON of `record`, with a digest of itself.
 
     Raises:
-        SaveError: it is too large to be read again.
+        SaveError: the record is too large to be read again.
     """
     data = _canonical({**record, _SELF: digest_bytes(_canonical(record))})
     if len(data) > MAX_RECORD_BYTES:
         raise SaveError(
-            f"the record of the checkpoint's files would have {len(data)} bytes, and at most {MAX_RECORD_BYTES} "
-            "can be read; nothing was written",
-            hint="save fewer and larger files",
+            f"the record of the files ({record.get('format')}) would have {len(data)} bytes, and at most "
+            f"{MAX_RECORD_BYTES} can be read; it was not written",
+            hint="save fewer and larger files in a checkpoint, or fewer processes in a process image",
         )
     return data
 

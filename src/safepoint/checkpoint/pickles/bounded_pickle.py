@@ -69,7 +69,7 @@ class KeyLimits:
             elif type(part) is int:
                 is_large |= part.bit_length() > self._number_bits
             elif type(part) not in PLAIN_KEYS and not self._is_plain(part):
-                raise CheckpointError("a dictionary or a set has a key that is no plain value")
+                raise CheckpointError("a dictionary or a set has a key that is not a plain value")
             if is_large or min(self._tuples_left, self._values_left) < 0:
                 raise CheckpointError(
                     "a dictionary or a set has a key that is too large, or too many keys are tuples"

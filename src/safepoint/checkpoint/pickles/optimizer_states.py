@@ -167,7 +167,7 @@ class _States:
                 state: Any = self._optimizer.state.get(parameter, {})
                 if not isinstance(state, Mapping):
                     raise _refusal(
-                        self._where, f"the state of its optimizer for the parameter {number} is no dictionary"
+                        self._where, f"the state of its optimizer for the parameter {number} is not a dictionary"
                     )
                 for name, value in cast("Mapping[Any, Any]", state).items():
                     for tensor in _tensors_in(value):

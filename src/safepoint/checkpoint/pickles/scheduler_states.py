@@ -70,7 +70,7 @@ def _checked(where: object, scheduler: Any) -> Generator[None]:
 def _fault(scheduler: Any, state: Any) -> str:
     """What is wrong with a state; empty if the state is valid."""
     if not isinstance(state, Mapping):
-        return "the state of its scheduler is no dictionary"
+        return "the state of its scheduler is not a dictionary"
     saved = cast("Mapping[Any, Any]", state)
     kind = cast("Any", type(scheduler))
     # Leave out the function that `checked_schedulers` has put among the attributes.

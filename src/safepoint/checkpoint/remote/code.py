@@ -24,7 +24,7 @@ def read_code(text: str, digest: str) -> bytes:
         digest: its SHA-256.
 
     Raises:
-        StorageError: it cannot be read, or is larger than `MOST_BYTES`.
+        StorageError: the code cannot be read, or is larger than `MOST_BYTES`.
         CheckpointError: its content has another digest; it is not used.
     """
     location = parse_location(text)
@@ -51,7 +51,7 @@ def write_code(location: Location, data: bytes, digest: str, store: Store | None
         store: the store of the folder or prefix of `location`; opened with the variables of this process when None.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the code cannot be written.
         CheckpointError: `data` has another digest.
     """
     if hashlib.sha256(data).hexdigest() != digest:

@@ -111,7 +111,7 @@ class Item:
         size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.
         created_s: when it was saved, by its manifest; `modified_s` where there is none.
-        strays: paths that the manifest does not name. They are no faults.
+        strays: paths that the manifest does not name. They do not count as faults.
         is_newer_format: whether a later release wrote it; then it is not deleted.
         is_of_other_user: whether another user has made it, in a folder with the sticky bit to which others may write.
     """

@@ -48,7 +48,7 @@ def check_checkpoint(
         progress: called with bytes read so far and bytes in all.
 
     Raises:
-        CheckpointError: it does not exist, or it is not complete.
+        CheckpointError: the checkpoint does not exist, or is not complete.
         StorageError: the location cannot be read.
     """
     place, name = parse_location(location), checkpoint_name(step)

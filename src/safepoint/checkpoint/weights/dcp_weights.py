@@ -134,7 +134,7 @@ def _places(storage: Any, budget: Budget) -> dict[tuple[str, tuple[int, ...]], P
     for index, info in storage.items():
         name, key = info.get("relative_path"), index.get("fqn")
         if type(name) is not str or type(key) is not str:
-            raise CheckpointError(f"{METADATA} has names that are no strings")
+            raise CheckpointError(f"{METADATA} has names that are not strings")
         fault = path_fault(name)
         if fault:
             raise CheckpointError(f"{METADATA} names a file {name!r}, which {fault}")
@@ -158,7 +158,7 @@ def _names(described: dict[str, Any], paths: dict[str, Any], budget: Budget) -> 
         path = paths.get(key) or (key,)
         budget.spend(Cost.PATH_PARTS, len(path))  # counted for each key, because many keys may share one path
         if not all(type(part) in {str, int} for part in path):
-            raise CheckpointError(f"{METADATA} has names that are no strings")
+            raise CheckpointError(f"{METADATA} has names that are not strings")
         if _NOT_MODEL.isdisjoint(path):
             split[key] = tuple(map(str, path))
     budget.spend(Cost.WEIGHTS, len(split))

@@ -184,7 +184,7 @@ def _refuse_folders(locations: Mapping[str, Location]) -> None:
     folders = [str(location) for location in locations.values() if location.is_folder]
     if folders:
         raise UsageError(
-            f"{', '.join(folders)} is a folder of this machine, which the pod with the claim does not have; "
+            f"{', '.join(folders)} is a folder of this machine, which the pod with the claim cannot reach; "
             "nothing was done",
             hint="use another claim or an object store",
         )

@@ -45,7 +45,7 @@ from safepoint.storage.opening import open_store
 
 app = typer.Typer(
     name="checkpoints",
-    help="List, check, copy and prune checkpoints in a folder or an object store.",
+    help="List, check, copy and prune checkpoints in folders, object stores and claims.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -368,7 +368,7 @@ def repair_(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="In an object store, keep unfinished checkpoints and uploads that are younger than this.",
+            help="In an object store, keep unfinished checkpoints and uploads that are younger than SECONDS.",
         ),
     ] = 3600,
 ) -> None:

@@ -232,9 +232,10 @@ def resume(
 ) -> None:
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
-    If the newest attempt of the job has a process image that is newer and can be restored here, the job goes on from
-    it, as after `safepoint thaw`. The command says so. With --from, newer checkpoints are moved aside. On
-    a cluster, a failed job cannot be resumed; submit it again.
+    If the newest attempt of the job has a process image that is newer than the checkpoint, and that can be restored
+    on this machine, the job goes on from the image, as after `safepoint thaw`. The command says which of the two it
+    uses. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be resumed; submit it
+    again.
     """
     with open_jobs(on, namespace, name) as jobs:
         if step is not None and not isinstance(jobs, LocalJobs):

@@ -1,8 +1,8 @@
 """Limits the connections of each session, and of programs that are not signed in, so that none of them uses up all.
 
 A connection belongs to the session of its last request. Connections without a session end after ten seconds. At most
-64 connections of a session, and 64 without a session, are open at a time. One more ends the oldest of its kind.
-With TLS, the handshake has the same time limit, and at most 128 handshakes run.
+64 connections of a session, and 64 without a session, are open at a time. A further connection ends the oldest
+connection of its kind. With TLS, the handshake has the same time limit, and at most 128 handshakes run.
 
 A connection on loopback also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
 requests.

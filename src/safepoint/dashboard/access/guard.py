@@ -128,7 +128,9 @@ class Guard:
                     hint="load the page again, and repeat",
                 )
             if not visitor.is_operator:
-                raise Refusal(403, "you may only read here; nothing was done", hint="ask for a link of an operator")
+                raise Refusal(
+                    403, "you may read, but not change; nothing was done", hint="ask for a link of an operator"
+                )
 
     def _visitor(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Visitor | None:
         try:

@@ -19,6 +19,7 @@ from safepoint.errors import NotFoundError, UnsupportedError
 from safepoint.foundation.units import plural
 from safepoint.jobs.local.chosen_checkpoint import Choice, choice_of
 from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.newest_state import newest_state
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.states import JobState
@@ -33,16 +34,19 @@ async def before(request: Request) -> Response:
     (reader, name), action = place_and_name(request), _action(request)
     step = _step(request.query_params.get("step", "")) if action is Action.RESUME else None
 
-    def read() -> tuple[ListedJob, str | None, Choice | None]:
+    def read() -> tuple[ListedJob, str | None, Choice | None, str]:
         one = reader.job(name)
         output = reader.call(lambda jobs: jobs.output_of(one.job))
-        job, choice = one.job, None
-        if step is not None and isinstance(job, JobRecord) and job.can_resume:
-            choice = choice_of(job, output, step)
-        return one, output, choice
+        job, choice, begins = one.job, None, ""
+        if action is Action.RESUME and isinstance(job, JobRecord) and job.can_resume:
+            if step is not None:
+                choice = choice_of(job, output, step)
+            else:
+                begins = newest_state(job, output).why
+        return one, output, choice, begins
 
-    one, output, choice = await in_thread(read)
-    found = consequence_of(action, one.job, one.progress, output, choice=choice)
+    one, output, choice, begins = await in_thread(read)
+    found = consequence_of(action, one.job, one.progress, output, choice=choice, begins=begins)
     return respond(
         request,
         "action.html",
@@ -125,7 +129,8 @@ def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
 def _resume(jobs: JobPlace[Any], name: str, step: int | None) -> Outcome:
     if step is None:
         job = jobs.resume(name)
-        return Outcome(sentence="The job resumes.", document=_document(jobs, job))
+        begins = f" {job.message}" if isinstance(job, JobRecord) and job.message else ""
+        return Outcome(sentence=f"The job resumes{begins}.", document=_document(jobs, job))
     if not isinstance(jobs, LocalJobs):
         raise UnsupportedError(
             "on a cluster, a job resumes only from its newest checkpoint; nothing was changed",
@@ -181,7 +186,9 @@ async def work(request: Request) -> Response:
     found = context_of(request).works.get(request.path_params["number"])
     # A viewer may see checkpoints only in the locations of jobs, and so also what was done with them.
     if found is None or not (visitor_of(request).is_operator or found.back.startswith("/jobs/")):
-        raise NotFoundError("this dashboard knows no such action", hint="it was started again since; see the job")
+        raise NotFoundError(
+            "this dashboard has no such action, probably because it was started again", hint="see the page of the job"
+        )
     return respond(request, "work.html", found.to_document(), work=found)
 
 

@@ -53,7 +53,7 @@ async def copy_to(request: Request) -> Response:
 
 
 async def export_to(request: Request) -> Response:
-    """Write the model of a checkpoint to an empty place, as `safepoint checkpoints export` does."""
+    """Write the model of a checkpoint to an empty location, as `safepoint checkpoints export` does."""
     target = _target(request)
     return await _begin(request, "export", lambda inventory, name: _export(inventory, name, target))
 
@@ -126,7 +126,7 @@ def _target(request: Request) -> Location:
     """The location to write to.
 
     Raises:
-        UsageError: it is not a location, is inside a checkpoint, or is not a full path.
+        UsageError: the text is not a location, is inside a checkpoint, or is not a full path.
     """
     form: Mapping[str, str] = request.state.form
     text = form.get("target", "").strip()[:LONGEST]

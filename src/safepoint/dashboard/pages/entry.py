@@ -23,7 +23,7 @@ async def start(request: Request) -> Response:
 
 
 async def enter(request: Request) -> Response:
-    """Exchange a link. The page opens the jobs by itself; ADR 28 says why this is no redirect."""
+    """Exchange a link. The page opens the jobs by itself; ADR 28 says why this is not a redirect."""
     context = context_of(request)
     visitor = None
     if request.method == "GET":  # programs that look at a link first, such as those of mail servers, send HEAD

@@ -93,7 +93,7 @@ def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
     if found is None:
         raise OnlyInPodsError(
             f"{output} can be read only in the cluster",
-            hint=f"`safepoint checkpoints list --on {shlex.quote(reader.name)} job:{name}` reads it in a pod, too",
+            hint=f"`safepoint checkpoints list --on {shlex.quote(reader.name)} job:{name}` also reads it, in a pod",
         )
     return found
 
@@ -246,7 +246,7 @@ def _manifest(inventory: Inventory, item: Item) -> Manifest | None:
         return None
     try:
         return inventory.read_manifest(item)
-    except SafepointError:  # it was deleted since it was listed
+    except SafepointError:  # the checkpoint was deleted after the listing
         return None
 
 

@@ -153,7 +153,7 @@ class PlaceReader:
         """
         found = self.read()
         job = found.jobs.get(name)
-        if job is None:  # it may have been submitted a moment ago
+        if job is None:  # the job may have been submitted a moment ago
             self._on_thread(self._refresh_now)
             found = self._now
             job = found.jobs.get(name)

@@ -1,4 +1,4 @@
-"""Frames of bytes over a connected Unix socket, with descriptors of which the other side gets copies."""
+"""Frames of bytes over a connected Unix socket. A frame may bring the other side copies of descriptors."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ MAX_FRAME_BYTES = 64 << 20
 
 
 class ChannelError(OSError):
-    """The other side has closed the connection, does not answer in time, or sent what is no frame or no message.
+    """The other side has closed the connection, does not answer in time, or has sent something invalid.
 
     The text is a sentence without its end, in which `it` is the other side.
     """
@@ -35,7 +35,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one frame, and descriptors of which the other side gets copies.
+        """Send one frame, and copies of descriptors.
 
         Raises:
             ChannelError: the other side has closed the connection.

@@ -67,7 +67,7 @@ class Moment:
     at_s: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "phase", Phase(self.phase))  # raises ValueError for a text that is no phase
+        object.__setattr__(self, "phase", Phase(self.phase))  # raises ValueError if the text is not a phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

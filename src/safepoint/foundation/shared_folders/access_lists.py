@@ -17,7 +17,7 @@ _READ, _WRITE = 4, 2
 
 
 def let_only_writers_read(descriptor: int) -> bool:
-    """In the list of an open file, give each entry that may write the right to read, and take it from the others.
+    """In the list of an open file, allow reading for each entry that allows writing, and for no other entry.
 
     The entry of the owner stays as it is.
 

@@ -39,7 +39,7 @@ class HeldFolder:
         """Check that `name` is a name of this folder, and not a link.
 
         Raises:
-            StorageError: it is not.
+            StorageError: `name` leads elsewhere.
         """
         if not self.has_name(name):
             raise StorageError(
@@ -63,7 +63,7 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
         shown: the path that errors in the `with` block show in place of `HeldFolder.inside`; `path` when None.
 
     Raises:
-        OSError: it is a link, is no folder, or cannot be opened.
+        OSError: `path` is a link, is not a folder, or cannot be opened.
     """
     folder = HeldFolder(path=path, descriptor=no_links.open_file(path, _FLAGS))
     try:

@@ -68,7 +68,7 @@ def _opened(base: Path, names: Iterable[str]) -> int:
             inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
         except OSError as error:
             if error.errno in _IS_LINK:
-                raise OSError(error.errno, f"{name} in this path is a link, or is no folder") from error
+                raise OSError(error.errno, f"{name} in this path is a link, or is not a folder") from error
             raise
         finally:
             os.close(folder)
@@ -111,7 +111,7 @@ def make_folders(path: Path, mode: int = 0o777) -> None:
             make_folder(one, mode)
         except OSError as error:
             if isinstance(error, FileExistsError) and not _is_folder(one):
-                raise NotADirectoryError(errno.ENOTDIR, "it is a link, or is no folder", os.fspath(one)) from error
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link, or is not a folder", os.fspath(one)) from error
             if not _is_folder(one):
                 raise
 

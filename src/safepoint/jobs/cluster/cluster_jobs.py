@@ -196,7 +196,7 @@ class ClusterJobs:
 
         Raises:
             NotFoundError: there is no such job.
-            ConflictError: this is not certain, for example because another person has changed the job.
+            ConflictError: the location is not certain, for example because another person has changed the job.
         """
         return storage_of(self._api, self.observe(name).trainjob)
 

@@ -67,7 +67,7 @@ _OF_PLACES = (
         f"localqueues.{_VISIBILITY}",
         "pendingworkloads",
         ("get",),
-        "`status` does not show the place of a job among those that wait in its queue",
+        "`status` does not show the position of a job among those that wait in its queue",
     ),
 )
 """The right that is needed if the cluster has Kueue's visibility server."""

@@ -306,7 +306,7 @@ def _files(spec: ClusterSpec, own: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files that the pods mount: Safepoint's own, the script and the code.
 
     Raises:
-        UsageError: they are too large for a config map.
+        UsageError: the files are too large for a config map.
     """
     files = {**own, **spec.files}
     if spec.code is not None:
@@ -364,8 +364,8 @@ def _initializer(spec: ClusterSpec, runtime: Runtime) -> Object:
         if not runtime.initializes(what):
             raise UsageError(
                 f"runtime {name_of(runtime.document)} has no {what}-initializer, so the {what} of `initializer` "
-                "would never arrive; nothing was submitted",
-                hint=f"use a runtime with this part, or fetch the {what} in the training function",
+                "would not be fetched; nothing was submitted",
+                hint=f"use a runtime with a {what}-initializer, or fetch the {what} in the training function",
             )
     return {
         what: {**given, "secretRef": {"name": f"{spec.name}-{what}"}} if what in spec.initializer_secrets else given

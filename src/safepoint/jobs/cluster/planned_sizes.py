@@ -1,6 +1,6 @@
 """Sizes that a job asks for because a plan has computed them, and the sentences that explain them.
 
-The plan comes with the specification (`ClusterSpec.needs`); this module computes none. The sentences are in the
+The plan comes with the specification (`ClusterSpec.needs`). This module does not compute it. The sentences are in the
 record of the job, from which `submit`, `status --json` and `safepoint events` take them. The rules are in
 docs/adr/0026-sizes-that-a-job-asks-for.md.
 """
@@ -40,7 +40,7 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
         settings: the options of the run.
 
     Raises:
-        UsageError: it is neither a size nor `none`.
+        UsageError: `text` is neither a size nor `none`.
     """
     if text.strip().lower() == "none":
         return None
@@ -97,7 +97,7 @@ def with_planned_limit(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> C
 
 
 def _why_unlimited(spec: ClusterSpec, folder: str) -> str:
-    """Why the plan's size must not become a limit; empty if it may."""
+    """Why the plan's size must not become a limit; empty if it may become one."""
     if spec.needs is not None and spec.needs.unlimited:
         return spec.needs.unlimited
     own = spec.settings.local_dir

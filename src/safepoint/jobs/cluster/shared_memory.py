@@ -23,7 +23,8 @@ def parse_shared_memory(option: str, text: str, resources: Mapping[str, str]) ->
         resources: the resources of each pod, by the names that Kubernetes uses.
 
     Raises:
-        UsageError: it is no size, less than the 64 MiB that containers have anyway, or more than the pod's memory.
+        UsageError: the text is not a size, or the size is less than the 64 MiB that containers have anyway, or more
+            than the pod's memory.
     """
     example = f"for example {option} 8Gi"
     try:
@@ -39,8 +40,8 @@ def parse_shared_memory(option: str, text: str, resources: Mapping[str, str]) ->
     with contextlib.suppress(ValueError):  # the check of the resources says what is wrong with an invalid size
         if memory is not None and size_bytes > parse_bytes(memory):
             raise UsageError(
-                f"{option} {text} is more than the memory of the pod, {memory}, of which files in {PATH} are a part; "
-                "nothing was submitted",
+                f"{option} {text} is more than the memory of the pod, {memory}, and files in {PATH} count towards "
+                "this memory; nothing was submitted",
                 hint="set less, or more --memory",
             )
     return size_bytes

@@ -279,7 +279,7 @@ def _ended(
     time = _time(at(end, "lastTransitionTime")) or (None if progress is None else _time(progress.time))
     if time is None:
         return ()
-    if state.is_waiting and state is not JobState.PREEMPTED:  # what it waits for now is not how it has ended
+    if state.is_waiting and state is not JobState.PREEMPTED:  # the present wait is not how the attempt ended
         state, message = JobState.SUSPENDED, ""
     outcome = f"{state}: {message}" if message else str(state)
     return (replace(current, ended=time, outcome=outcome[:_MOST_MESSAGE]),)

@@ -50,7 +50,8 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
         raise UnsupportedError(
             f"the checkpoints of job {job.name} are in {where}, and only a job with an output folder can resume from "
             "an older checkpoint; nothing was changed",
-            hint=f"submit another job, with another output location and --resume PATH of {checkpoint_name(step)}",
+            hint="submit another job, with another output location and --resume PATH, where PATH is that of "
+            f"{checkpoint_name(step)}",
         )
     inventory = open_output(job.spec, output)
     item = inventory.item(checkpoint_name(step))

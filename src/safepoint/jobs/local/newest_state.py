@@ -1,7 +1,7 @@
 """Chooses what a job goes on from: its process image, or its newest checkpoint, whichever is newer and valid.
 
-Both are one history: the processes in an image are further than each checkpoint that was made before it. The image is
-examined as far as that is possible without reading its pages.
+The processes in an image are further in the training than every checkpoint that is older than the image. The image is
+checked as far as possible without reading its pages.
 """
 
 import platform
@@ -17,7 +17,7 @@ from safepoint.jobs.model.records import JobRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint, as far as it matters here.
+    """The facts about a checkpoint that this choice needs.
 
     Args:
         step: its step.
@@ -85,7 +85,7 @@ def _examine(image: str) -> str:
     """When an image was made.
 
     Raises:
-        SafepointError, OSError: it cannot be restored here.
+        SafepointError, OSError: the image cannot be restored here.
     """
     from safepoint.transparent.criu.program import find_criu
     from safepoint.transparent.packages import require_packages

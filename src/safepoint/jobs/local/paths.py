@@ -78,8 +78,8 @@ def make_private(folder: Path, *, what: str = "state folder", variable: str = "X
         ) from error
     if is_planted_folder(folder):
         raise StorageError(
-            f"another user may have created the {what} {folder} or a folder above it, in a place where every "
-            f"user can write; the {what} was not used",
+            f"another user may have created the {what} {folder} or a folder above it, because every user can write "
+            f"there; the {what} was not used",
             hint=f"set {variable} to a folder of your own",
         )
     if not os.access(folder, os.W_OK):

@@ -188,7 +188,7 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
 
 
 def place_in_queue(name: str, jobs: Sequence[JobRecord]) -> int | None:
-    """The place of a job among those that wait for slots, from 1; None for a job that does not wait."""
+    """The position of a job among those that wait for slots, from 1; None for a job that does not wait."""
     names = [job.name for job in _waiting(jobs)]
     return names.index(name) + 1 if name in names else None
 

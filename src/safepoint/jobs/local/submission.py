@@ -13,7 +13,7 @@ def checked(spec: JobSpec) -> JobSpec:
     """The specification of a job that can run on this machine.
 
     Raises:
-        SafepointError: it cannot; nothing was submitted.
+        SafepointError: the job cannot run here; nothing was submitted.
     """
     require_torch("a job on this machine")
     if not Path(spec.working_dir).is_dir():

@@ -176,7 +176,7 @@ class Supervisor:
         self._take_next_attempt(job)
 
     def _goes_on(self, job: JobRecord) -> bool:
-        """Whether the job goes on from its image. After a failure it does not, because it might fail again there."""
+        """Whether the job continues from its image. After a failure it does not, because it might fail again."""
         if job.image is None or job.state is JobState.RESTARTING:
             return False
         from safepoint.jobs.local.newest_state import newest_state  # imports the library of object stores
@@ -337,11 +337,11 @@ class Supervisor:
             clock.sleep(_POLL_S)
 
     def _may_freeze(self, job: JobRecord) -> bool:
-        """Whether an image of the job can be used: not if the job is deleted, or gets another number of nodes."""
+        """Whether an image of the job can be used: False if the job is deleted, or gets another number of nodes."""
         return job.wanted is not RequestedAction.DELETE and job.target_nodes is None
 
     def _freeze(self, resort: LastResort) -> None:
-        """Make an image of the launchers, which do not end in time. If that fails, they run until they are killed."""
+        """Make an image of launchers that do not end in time. If that fails, they run until they are killed."""
 
         def note(image: str) -> None:
             self._history.note_image(self._name, image, actor=self._actor)

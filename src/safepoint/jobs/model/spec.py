@@ -210,4 +210,4 @@ def name_from(text: str, unique: str) -> str:
 
 @functools.cache  # cached, because a list of jobs calls this function for every job
 def _names(kind: type[Any]) -> Mapping[str, None]:
-    return dict.fromkeys(item.name for item in fields(kind))  # a dict, because it is ordered and its lookup is fast
+    return dict.fromkeys(item.name for item in fields(kind))  # a dict is ordered, and its lookup is fast

@@ -61,7 +61,7 @@ class Fields:
         """A whole number.
 
         Raises:
-            UsageError: the field is missing, or is no whole number in the range.
+            UsageError: the field is missing, or is not a whole number in the range.
         """
         value = self._values.get(name)
         value = self._values.get(_ALIASES.get(name, name)) if value is None else value
@@ -88,7 +88,7 @@ class Fields:
         """A field that is true or false.
 
         Raises:
-            UsageError: it is something else.
+            UsageError: the field has another type.
         """
         value = self._values.get(name)
         value = self._defaults.get(name, default) if value is None else value
@@ -103,7 +103,7 @@ class Fields:
         """The quotient of the numbers in two fields.
 
         Raises:
-            UsageError: it is not a whole number, so the two fields contradict each other.
+            UsageError: the quotient is not a whole number, so the two fields contradict each other.
         """
         if value % divisor:
             raise UsageError(
@@ -117,7 +117,7 @@ class Fields:
         """A field that is a string; `default` if it is missing.
 
         Raises:
-            UsageError: it is something else.
+            UsageError: the field has another type.
         """
         value = self._values.get(name)
         value = default if value is None else value

@@ -38,13 +38,13 @@ def files_in_index(path: Path) -> set[str]:
     found: list[Any] = list(cast("dict[str, Any]", names).values()) if isinstance(names, dict) else [None]
     if not all(isinstance(one, str) for one in found):
         raise UsageError(
-            f"{path} is damaged: weight_map is no object of names; nothing was computed", hint=DOWNLOAD_HINT
+            f"{path} is damaged: weight_map does not name the files; nothing was computed", hint=DOWNLOAD_HINT
         )
     return set(found)
 
 
 def header_of(path: Path) -> tuple[list[tuple[Tensor, str]], int]:
-    """The tensors that the header of a safetensors file names, with their types; and the least size of the file.
+    """The tensors that the header of a safetensors file names, with their types; and the minimum size of the file.
 
     Raises:
         UsageError: the file is not a safetensors file.
@@ -84,7 +84,7 @@ def _stored(name: str, record: Any) -> tuple[Tensor, str]:
 
 
 def _end_of(name: str, record: dict[str, Any]) -> int:
-    """Where the data of a tensor end, after the header."""
+    """The end of a tensor's data, in bytes after the header."""
     offsets = cast("list[Any]", record.get("data_offsets"))
     if type(offsets) is not list or [type(one) for one in offsets] != [int, int]:
         raise ValueError(f"it does not say where the tensor {name[:80]!r} is")

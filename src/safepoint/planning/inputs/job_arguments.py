@@ -122,7 +122,7 @@ def _unused(options: dict[str, tuple[str, ...]], code: Path | None) -> Iterator[
     if "save_total_limit" in options and _number(options, "save_total_limit") is None:
         yield f"{typed('save_total_limit')} is no limit: with a limit below 1, the Trainer deletes no checkpoint"
     if "lora_r" in options and _number(options, "lora_r") is None:
-        yield f"{typed('lora_r')} is not the rank of an adapter, and not used: the rank is {_LORA_RANK}"
+        yield f"{typed('lora_r')} is not a valid rank of an adapter, and not used: the rank is {_LORA_RANK}"
     if "optim" in options and optimizer_named(_text(options, "optim") or "") is None:
         yield f"{typed('optim')}: what this optimizer keeps is not known. It is planned as adamw; pass --optimizer"
     if _is_on(options, "use_peft") and "lora_modules_to_save" in options:
@@ -131,7 +131,7 @@ def _unused(options: dict[str, tuple[str, ...]], code: Path | None) -> Iterator[
             "which is more than such a checkpoint has"
         )
     if "deepspeed" in options and _strategy(options, code) is None:
-        yield f"{typed('deepspeed')}: this file cannot be read here, or has no ZeRO-1, 2 or 3; pass --strategy"
+        yield f"{typed('deepspeed')}: this machine cannot read this file, or it has no ZeRO-1 to 3; pass --strategy"
 
 
 def _strategy(options: dict[str, tuple[str, ...]], code: Path | None) -> Strategy | None:

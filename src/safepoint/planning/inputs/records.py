@@ -62,7 +62,7 @@ def parse_parameters(text: str) -> int:
     """The number in `70B`, `350M`, `7e9` or `8030261248`.
 
     Raises:
-        UsageError: it is no such number.
+        UsageError: `text` is not such a number.
     """
     match = _PARAMETERS.fullmatch(text.strip().replace("_", ""))
     if match is None:
@@ -78,7 +78,7 @@ def parse_layout(text: str) -> tuple[int, int]:
     """The number of nodes, and of GPUs of each node, in a text such as `6x1`.
 
     Raises:
-        UsageError: it is no such layout.
+        UsageError: `text` is not such a layout.
     """
     match = _LAYOUT.fullmatch(text.strip().lower())
     if match is None or not 1 <= int(match[1]) <= 1_000_000 or not 1 <= int(match[2]) <= 1024:
@@ -289,8 +289,8 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
     if file is None:
         what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
         raise UsageError(
-            f"--for {shown_path(path)}: it names {what} {value[:200]!r}, which does not exist here; nothing was "
-            "computed",
+            f"--for {shown_path(path)}: it names {what} {value[:200]!r}, which this machine does not have; nothing "
+            "was computed",
             hint=f"pass --strategy {'zero1, zero2 or zero3' if name == 'deepspeed' else 'fsdp or fsdp-full'}",
         )
     return _read(file, f"--for {shown_path(path)}: {name}")
@@ -338,7 +338,7 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
         )
     if _count(record, "r") is None:
         raise UsageError(
-            f"adapter_config.json has r = {shown(record.get('r'))}, which is not the rank of an adapter",
+            f"adapter_config.json has r = {shown(record.get('r'))}, which is not a valid rank of an adapter",
             hint="pass --lora-rank",
         )
     targets = record.get("target_modules")

@@ -85,7 +85,7 @@ def _input(
         )
     if not isinstance(given, (*_HUB_KINDS, *_STORE_KINDS)):
         raise UsageError(
-            f"{where} is a {type(given).__name__}, which is no initializer of Kubeflow; nothing was started",
+            f"{where} is a {type(given).__name__}, which is not an initializer of Kubeflow; nothing was started",
             hint=f"use one of {', '.join(one.__name__ for one in (*_HUB_KINDS, *_STORE_KINDS))}",
         )
     ignore: list[str] = given.ignore_patterns or []

@@ -66,7 +66,7 @@ def needs_for(trainer: TransformersTrainer, outline: JobOutline, *, model_uri: s
     arguments: list[str] = []
     if callable(trainer.function):
         for name, value in (trainer.func_args or {}).items():
-            with contextlib.suppress(UsageError):  # a function may have arguments that are no options
+            with contextlib.suppress(UsageError):  # a function may have arguments that are not options
                 arguments += as_options({name: value})
     else:
         arguments += as_options(trainer.func_args)

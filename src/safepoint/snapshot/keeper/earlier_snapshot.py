@@ -91,7 +91,8 @@ def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
     Args:
         source: the file.
         folder: where the file is made.
-        saved: the file's entry in the manifest of the checkpoint that the snapshot has become; None if there is none.
+        saved: the file's entry in the manifest of the checkpoint, if the snapshot has become a checkpoint; otherwise
+            None.
 
     Returns:
         The file's entry in the manifest.

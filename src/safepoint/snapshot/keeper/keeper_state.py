@@ -111,7 +111,7 @@ class RankGroup:
         self.is_rescuing = False
         """Whether a thread agrees with the keepers of other nodes on the snapshot to write (`rescue.rescue`)."""
         self.is_rescued = False
-        """Whether the thread of `is_rescuing` has ended, so that `rescued_step` does not change any more."""
+        """Whether the rescue has ended. After that, `rescued_step` does not change any more."""
         self.rescued_step: int | None = None
 
     @property

@@ -97,7 +97,7 @@ class KeeperProcess:
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
     # Every user can read the command line of the keeper, so the key must not be in it. It contains only the
-    # descriptor and the name of the socket, which are no secrets.
+    # descriptor and the name of the socket, which are not secret.
     with listen(plan.key) as server:
         name = os.fsdecode(server.getsockname()[1:])
         plan = dataclasses.replace(plan, key=name, listening=server.fileno())

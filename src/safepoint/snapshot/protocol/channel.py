@@ -116,7 +116,7 @@ def check_same_user(connected: socket.socket) -> None:
     """Check that the process at the other end belongs to this user.
 
     Raises:
-        PermissionError: it belongs to another user, or this system cannot identify it.
+        PermissionError: the process belongs to another user, or this system cannot identify it.
     """
     if sys.platform != "linux":
         raise PermissionError("the other side cannot be identified on this system")

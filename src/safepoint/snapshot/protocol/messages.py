@@ -184,7 +184,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendBlock:
-    """The keeper may map a block, whose descriptor comes with this message.
+    """Carries the descriptor of a block. The keeper may map the block from now on.
 
     Args:
         number: the number of the block, unique on this connection.

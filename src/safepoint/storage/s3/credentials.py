@@ -195,8 +195,8 @@ def _text_of(path: str | os.PathLike[str]) -> str:
 
     Raises:
         UntrustedFileError: another user may have put it there, it is not a file, or it is too large.
-        OSError: it cannot be read.
-        ValueError: it is not UTF-8.
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8.
     """
     return read_trusted(path, _MAX_FILE_BYTES).decode("utf-8")
 

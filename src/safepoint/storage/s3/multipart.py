@@ -226,7 +226,7 @@ class _StreamInParts:
             self._wait_for_one()
 
     def close(self) -> None:
-        """Wait for the parts that are being sent, and send no other."""
+        """Wait for the parts that are being sent, and send no further parts."""
         self._threads.shutdown(cancel_futures=True)
 
     def _wait_for_one(self) -> bytearray:

@@ -29,7 +29,7 @@ from safepoint.training.outcome.rank_record import RankRecordWriter
 _log = logging.getLogger("safepoint")
 _LEAST_REPORT_S = 0.2
 _MOST_REPORT_S = 5.0
-"""The least and the most seconds that the last write of the progress may take."""
+"""The minimum and maximum of the seconds that the last write of the progress may take."""
 
 
 class Outcome:

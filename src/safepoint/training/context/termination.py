@@ -32,8 +32,8 @@ class Termination:
         within_s: seconds from a stop request until the process must have ended.
         original: maps a signal of this process to the signal that the launcher received. At Ctrl-C, the launcher
             sends SIGTERM to its ranks; `original(SIGTERM)` is then SIGINT.
-        reserved: how many of these seconds are reserved for a process image, at a stop request. What this process
-            does has to be done before, but the process does not end before the deadline.
+        reserved: how many of these seconds are reserved for a process image, at a stop request. This process has to
+            finish its work before they begin, but it does not end before the deadline.
         was_frozen: whether this process is, or was, frozen after the stop request. Then it has no deadline any more.
     """
 
@@ -150,12 +150,12 @@ class Termination:
 
     @property
     def available_s(self) -> float:
-        """Seconds left for what has to be done; infinite before a stop request."""
+        """Seconds left for the work of this process; infinite before a stop request."""
         left_s = self._deadline_s - self._reserved_s - clock.monotonic_s()
         return _NEVER_S if left_s <= 0 and self._has_no_deadline() else left_s
 
     def _has_no_deadline(self) -> bool:
-        """Whether the deadline does not count any more. Every thread that finds it passed asks first."""
+        """Whether there is no deadline any more. Threads call this before they act on a deadline that has passed."""
         if not self._is_unlimited and self._was_frozen():
             self._deadline_s, self._is_unlimited = _NEVER_S, True
         return self._is_unlimited

@@ -28,7 +28,7 @@ def install_before_ranks() -> None:
 
 
 def prepare_before_ranks() -> None:
-    """Find out, before ranks are copied, what each rank would find out about the imported modules."""
+    """Before ranks are copied, compute what each rank would compute about the imported modules."""
     find_save_functions()
     transformers.prepare_before_ranks()
 

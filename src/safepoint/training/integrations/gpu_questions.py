@@ -1,8 +1,8 @@
-"""Lets packages ask torch for GPUs while they are imported in a process from which ranks are copied.
+"""Answers torch's queries for GPUs while packages are imported in a process from which ranks are copied.
 
-torch asks the library NVML, and never closes it. So the process has the GPUs open from the first question on, and its
-copies would have handles that do not work. Here, a copy of the process asks, answers and ends. The ranks themselves
-ask as usual.
+torch opens the library NVML for a query, and never closes it. From then on the process has the GPUs open, and its
+copies would have handles that do not work. So for each query, a short-lived copy of the process opens NVML and
+returns the result. The ranks themselves query torch as usual.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ _QUESTIONS = ("_raw_device_count_nvml", "_raw_device_uuid_nvml")
 
 
 def install_before_ranks() -> None:
-    """From now on, this process does not open NVML when torch is asked for GPUs."""
+    """From now on, this process does not open NVML when a package queries torch for GPUs."""
     import torch
 
     cuda: Any = torch.cuda
     for name in _QUESTIONS:
-        if hasattr(cuda, name):  # otherwise the first question makes this process unfit, which is noticed
+        if hasattr(cuda, name):  # without this hook, the first query makes this process unfit, which is noticed
             setattr(cuda, name, _asked_by_a_copy(getattr(cuda, name)))
 
 
 def _asked_by_a_copy(ask: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that answers as `ask` does, and calls it only in copies of this process."""
+    """A function that returns what `ask` returns, but calls `ask` only in copies of this process."""
     pid = os.getpid()
     answer_of_copy = functools.cache(functools.partial(_answer_of_copy, ask))
 
@@ -42,7 +42,7 @@ def _answer_of_copy(ask: Callable[[], Any]) -> Any:
     """Call `ask` in a copy of this process.
 
     Raises:
-        OSError: there was no answer. torch then asks the CUDA driver, as it does without NVML.
+        OSError: there was no answer. torch then queries the CUDA driver, as it does without NVML.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

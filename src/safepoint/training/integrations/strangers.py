@@ -3,11 +3,11 @@
 gloo authenticates no peer. Each user of a machine can connect to the port at which a rank waits for another rank,
 take the place of this rank, read what is sent to it, and send objects, which PyTorch unpickles. The kernel reports
 which user has opened a socket of this machine. So when a group has formed, this module looks at all connections that
-gloo has accepted, and shuts down those of other users. A group that had used one of them then fails at its first
-exchange, and the job restarts.
+gloo has accepted, and shuts down those of other users. If a group uses such a connection, the group fails at its
+first exchange, and the job restarts.
 
-Not checked are connections from other machines, those of NCCL, and those of groups that connect only at their first
-use (TORCH_GLOO_LAZY_INIT).
+This module does not check connections from other machines, connections of NCCL, and connections of groups that
+connect only at their first use (TORCH_GLOO_LAZY_INIT).
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def _stranger_of(one: socket.socket, ports: set[int]) -> str | None:
     """Who has opened a connection to one of `ports`; None if it is this user, or a program on another machine."""
     try:
         near, far = one.getsockname()[:2], one.getpeername()[:2]
-    except OSError:  # it is not connected
+    except OSError:  # the socket is not connected
         return None
     if near[1] not in ports:
         return None
@@ -92,7 +92,7 @@ def _sockets() -> dict[str, int]:
     """The descriptors of this process's sockets, by names that are unique on this machine."""
     found: dict[str, int] = {}
     for number in map(int, os.listdir(_DESCRIPTORS)):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             name = os.readlink(f"{_DESCRIPTORS}/{number}")
             if name.startswith("socket:"):
                 found[name] = number

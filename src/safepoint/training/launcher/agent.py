@@ -9,8 +9,8 @@ The agent starts and supervises the ranks of one node. It is torch's `LocalElast
   are killed at once, if their records state that they have nothing to save (`RankRecord.can_be_killed`).
 - At a restart, the nodes do not exchange their numbers of ranks again, because the nodes of a job do not change.
 - Ranks that Safepoint ended are not restarted.
-- If a rank exits with an error code before the first step, and the ranks have not been restarted before, they are not
-  restarted, because the program would fail in the same way again. If a signal killed the rank, they are restarted.
+- If a rank exits with an error code on the first start of the ranks, before the first step, they are not restarted,
+  because the program would fail in the same way again. If a signal killed the rank, they are restarted.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.
@@ -243,7 +243,7 @@ class SafepointAgent(PatientAgent):
         before = dict(os.environ)
         self._before_start()
         if self._template is not None and os.environ != before:
-            self._template.end()  # what it has imported may refer to other folders; a new one is started
+            self._template.end()  # its imports may refer to other folders, so a new template is started
         with copied_from(self._template):
             pids = super()._start_workers(worker_group)
         self._timeline.ranks_born(self._restarts, len(pids))
@@ -349,7 +349,7 @@ class SafepointAgent(PatientAgent):
         """Whether the ranks must not be restarted.
 
         They are not restarted if a stop was requested, if Safepoint ended them, or if a rank exited with an error
-        code before the first step and the ranks have not been restarted before.
+        code on the first start of the ranks, before the first step.
 
         Args:
             exit_codes: rank → exit code of the ranks that ended by themselves, negative for a signal.
@@ -418,7 +418,7 @@ class SafepointAgent(PatientAgent):
                 clock.sleep(0.05)
 
     def close(self) -> None:
-        """Watch the ranks no longer."""
+        """Stop watching the ranks."""
         self._deaths.close()
 
     @property

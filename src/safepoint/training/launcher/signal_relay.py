@@ -102,7 +102,7 @@ class SignalRelay:
 
     @property
     def report_limit_s(self) -> float:
-        """Seconds that the report of the end may take; fewer after a stop request, if less time is left."""
+        """The longest time that reporting the end may take; less after a stop request, if less time is left."""
         remaining_s = self.remaining_s
         return _MOST_REPORT_S if remaining_s is None else max(0.25 * self._margin_s, min(remaining_s, _MOST_REPORT_S))
 
@@ -129,7 +129,7 @@ class SignalRelay:
             for number in os.read(self._reader, 64) if ready else b"":
                 self._answer(number)
             if self._deadline_s is not None and clock.monotonic_s() >= self._deadline_s:
-                if not was_frozen(self._folder):  # otherwise they were restored from a process image, and may run on
+                if not was_frozen(self._folder):  # ranks that were restored from a process image may run on
                     self._kill()
                 self._deadline_s = None
 
@@ -179,7 +179,7 @@ class SignalRelay:
             rank.send(number)
 
     def _current_ranks(self) -> tuple[ProcessId, ...]:
-        """The ranks. Processes that were restored from a process image have the same numbers, but began later."""
+        """The ranks. A restore from a process image keeps their numbers, but changes their start times."""
         own = identify(os.getpid())
         if own != self._own:
             self._own, self._ranks = own, _identified([rank.pid for rank in self._ranks])

@@ -1,1 +1,1 @@
-"""The processes of a node's ranks: how they come into being, and how the launcher notices that they have ended."""
+"""The processes of a node's ranks: how they are created, and how the launcher notices that they have ended."""

@@ -1,8 +1,8 @@
-"""Copies the template, and makes a copy a rank: what a new process would have is restored, in a fixed order.
+"""Copies the template, and turns each copy into a rank: gives it what a new process would have, in a fixed order.
 
-The order matters. The session and the standard streams come first, so that a signal or an error in what follows goes
-where it belongs. Then the rank waits for its launcher, which by then knows its pid. All other descriptors are closed
-before the environment is replaced, and random numbers are drawn last.
+The order matters. The session and the standard streams come first, so that a later signal reaches only this rank, and
+a later error goes to its output. Then the rank waits until its launcher knows its pid. All other descriptors are
+closed before the environment is replaced, and random numbers are drawn last.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ _PID = struct.Struct("=q")
 def make_children_of_reaper(count: int, become: Callable[[int], NoReturn]) -> tuple[int, ...] | None:
     """Copy this process, so that the copies are children of the nearest process that adopts orphans.
 
-    One more copy makes the others and ends. Its children then belong to the nearest process above it that adopts
-    orphans, such as the launcher.
+    A helper copy makes these copies and ends. The copies then become children of the nearest process above it that
+    adopts orphans, such as the launcher.
 
     Args:
         count: the number of copies.
         become: called in each copy with its number; must not return.
 
     Returns:
-        The pids of the copies; None if they could not all be made. Those that were made have begun nevertheless.
+        The pids of the copies; None if not all of them could be made. In this case some copies may run.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
@@ -68,7 +68,7 @@ def _make_all(count: int, become: Callable[[int], NoReturn], writer: int) -> NoR
         for number in range(count):
             pid = os.fork()
             if pid == 0:
-                os.close(writer)  # otherwise the template would wait for this copy if the next fork fails
+                os.close(writer)  # if it stayed open, and the next fork failed, the template would wait for this copy
                 become(number)
             os.write(writer, _PID.pack(pid))
     finally:
@@ -87,9 +87,9 @@ def be_born(
     Args:
         birth: the request of the launcher.
         number: the position of this rank in the request.
-        descriptors: those that came with the request.
-        changes: what the imports of the template have changed in its environment, as they would in a new process: new
-            values, or None for a variable that was deleted.
+        descriptors: the descriptors that came with the request.
+        changes: what the template's imports have changed in its environment, and would also change in a new process:
+            new values, or None for a variable that was deleted.
         main: runs a rank, given the arguments behind `python -m safepoint.training`.
     """
     code = 1
@@ -134,7 +134,7 @@ def restore(birth: Birth, number: int, changes: Mapping[str, str | None]) -> Non
 
 
 def _close_others() -> None:
-    """Close every descriptor but those of the standard streams."""
+    """Close every descriptor except those of the standard streams."""
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
@@ -166,9 +166,9 @@ def _replace_environment(variables: dict[str, str]) -> None:
 
 
 def _restore_threads() -> None:
-    """Give OpenBLAS the number of threads that it would choose in a new process.
+    """Give OpenBLAS as many threads as it would choose in a new process.
 
-    The template starts with one thread, because OpenBLAS starts the others when it is loaded.
+    The template starts with one thread, because OpenBLAS would start further threads as soon as it is loaded.
     """
     chosen = [os.environ[name] for name in _OPENBLAS_VARIABLES if os.environ.get(name, "").isdecimal()]
     number = int(chosen[0]) if chosen else len(os.sched_getaffinity(0))
@@ -191,4 +191,4 @@ def _draw_random_numbers() -> None:
         numpy.random.seed()
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        torch.default_generator.seed()  # those of GPUs do not exist yet
+        torch.default_generator.seed()  # generators of GPUs do not exist yet

@@ -1,6 +1,6 @@
-"""Starts the ranks of a node for torch elastic: copied from the template if possible, else as processes of their own.
+"""Starts the ranks of a node for torch elastic: as copies of the template if possible, otherwise as new processes.
 
-torch elastic sees the same in both cases: a `SubprocessContext` whose handlers have a process with `poll` and `wait`.
+In both cases torch elastic gets a `SubprocessContext`, whose handlers have a process with `poll` and `wait`.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _LOOK_S = 0.01
 
 
 class CopiedProcess:
-    """A child of this process that another process has made, with what torch elastic uses of `subprocess.Popen`.
+    """A child that another process has made. It has the part of `subprocess.Popen` that torch elastic uses.
 
     Args:
         pid: the process.
@@ -36,7 +36,7 @@ class CopiedProcess:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # it was waited for elsewhere, and its exit code is lost
+            except ChildProcessError:  # other code has waited for it, and its exit code is lost
                 self.returncode = 1
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -57,7 +57,7 @@ class CopiedProcess:
 
 
 class _Handler:
-    """What torch elastic uses of its `SubprocessHandler`."""
+    """The part of `SubprocessHandler` that torch elastic uses."""
 
     def __init__(self, process: CopiedProcess, local_rank: int) -> None:
         self.proc = process
@@ -110,7 +110,7 @@ class _CopiedRanks(SubprocessContext):
 
 @contextlib.contextmanager
 def copied_from(template: TemplateProcess | None) -> Generator[None]:
-    """While the block runs, torch elastic's agent starts ranks from `template`; as usual if it is None."""
+    """In the block, torch elastic's agent copies ranks from `template`. With None, it starts them as usual."""
     if template is None:
         yield
         return
@@ -120,7 +120,7 @@ def copied_from(template: TemplateProcess | None) -> Generator[None]:
     def start_copies(*positional: Any, **arguments: Any) -> Any:
         if positional or arguments.get("entrypoint") != sys.executable:
             return start_processes(*positional, **arguments)
-        arguments.pop("start_method", None)  # it has no effect on programs
+        arguments.pop("start_method", None)  # this argument has no effect on programs
         context = _CopiedRanks(template, **arguments)
         try:
             context.start()

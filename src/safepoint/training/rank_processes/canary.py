@@ -1,6 +1,6 @@
-"""Tries whether a copy of this process can compute, once, before ranks are born from it.
+"""Tests once whether a copy of this process can compute, before ranks are copied from it.
 
-A copy that cannot compute usually hangs: it waits for a pool of threads that only the original has.
+A copy that cannot compute usually hangs, because it waits for a pool of threads that only the original has.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Waits until a child process ends, without polling.
 
-A pidfd is a descriptor that becomes readable when its process ends. If the kernel has none (before Linux 5.3, and
-in some sandboxes), the wait ends after a tenth of a second instead, and the caller looks again.
+A pidfd is a descriptor that becomes readable when its process ends. If the kernel has no pidfds (before Linux 5.3,
+and in some sandboxes), the wait ends after a tenth of a second, and the caller checks the processes itself.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ _WITHOUT_DESCRIPTORS_S = 0.1
 
 
 class DeathWatch:
-    """Watches children of this process. It collects no exit codes: the caller does that later, as always."""
+    """Watches children of this process. The caller still has to collect their exit codes."""
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
@@ -23,7 +23,7 @@ class DeathWatch:
         self._is_complete = True
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Watch these processes instead of those of the last call. None of them may have been waited for yet."""
+        """Watch these processes in place of the previous ones. Their exit codes must not have been collected yet."""
         wanted = set(pids)
         for pid in self._descriptors.keys() - wanted:
             self._forget(pid)
@@ -32,7 +32,7 @@ class DeathWatch:
             try:
                 descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
-                continue  # it has ended, and was waited for
+                continue  # the process has ended, and its exit code was collected
             except (OSError, AttributeError):
                 self._is_complete = False
                 continue
@@ -42,7 +42,7 @@ class DeathWatch:
     def wait(self, limit_s: float) -> bool:
         """Wait until a process has ended, or for `limit_s` seconds.
 
-        A process that has ended is not waited for again.
+        A process that has already been reported as ended does not end the wait again.
 
         Returns:
             Whether a process has ended. If the kernel has no pidfds, always False.
@@ -56,7 +56,7 @@ class DeathWatch:
         return bool(ready)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         for pid in list(self._descriptors):
             self._forget(pid)
 
@@ -68,9 +68,9 @@ class DeathWatch:
 
 
 def exit_code_of_child(pid: int) -> int | None:
-    """The exit code of a child that has ended, negative for a signal; None while it runs, or if it is no child.
+    """The exit code of a child that has ended, negative for a signal; None while it runs, or if it is not a child.
 
-    The child can still be waited for afterwards.
+    This call does not collect the exit code.
     """
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,8 +1,8 @@
-"""Whether a process may be copied by fork: what it must not have done while it imported packages.
+"""Whether a process may be copied by fork: rules about what it has done while it imported packages.
 
-A fork copies only the calling thread. Locks that other threads hold stay locked in the copy, and a pool of threads is
-missing there. A CUDA context does not work in a copy. So the template only imports, and each rule here names the
-package that breaks it.
+A fork copies only the calling thread. In the copy, locks that other threads hold stay locked, and pools of threads
+have no threads. A CUDA context does not work in a copy. So the template only imports packages, and the error for a
+broken rule names the package.
 """
 
 import atexit
@@ -17,7 +17,7 @@ from typing import Any
 DENIED = frozenset({"deepspeed", "bitsandbytes", "vllm", "ray", "tensorflow", "jax", "jaxlib", "apex"})
 """Packages that are known to start threads, to open devices or to read a rank's number when they are imported."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
-"""Threads that may run, because their library handles a fork: that of pyarrow's allocator."""
+"""Threads that may run, because their library handles a fork. This one belongs to pyarrow's allocator."""
 FIT = frozenset(
     {
         *("safepoint", "torch", "numpy", "scipy", "pandas", "pyarrow", "triton", "transformers", "accelerate"),
@@ -27,8 +27,8 @@ FIT = frozenset(
 )
 """Packages that are known to be fit.
 
-Their exit handlers are harmless in a rank: they release what the rank itself has made. A handler that deletes what
-the import has made, such as a temporary folder, would take it from all other ranks.
+Their exit handlers are harmless in a rank: they release what the rank itself has made. A handler that deletes
+something which the import has made, such as a temporary folder, would delete it for all ranks.
 """
 _OF_ONE_RANK = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -37,7 +37,7 @@ _TASKS = Path("/proc/self/task")
 
 
 class UnfitError(Exception):
-    """No process may be copied from this one.
+    """This process must not be copied.
 
     Args:
         name: the package, variable or folder that is the cause.
@@ -142,7 +142,7 @@ def _start_method() -> Any:
 
 
 def _importing() -> str:
-    """The package whose code runs now: the innermost frame that is no part of Python or of this module."""
+    """The package whose code runs now: that of the innermost frame outside of Python and of this module."""
     frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -153,7 +153,7 @@ def _importing() -> str:
 
 
 def _thread_names() -> list[str]:
-    """The names of all threads of this process, except the main thread. Python need not know them."""
+    """The names of all threads except the main thread, also of threads that Python does not know."""
     main = str(os.getpid())
     names: list[str] = []
     for task in os.listdir(_TASKS):

@@ -1,9 +1,9 @@
-"""One seed for the hashes of strings (PYTHONHASHSEED) for all ranks of a job, copied from a template or not.
+"""One seed for the hashes of strings (PYTHONHASHSEED) for all ranks of a job, whether they are copies or not.
 
-Copies of one process share its seed, so new processes, new templates and later attempts need the same one. It follows
-from the name of the program: no node has to wait for another one before its template can start, and a job that is
-started again has the seed that it had before. A value that the user has set on a node is used there. If it was set on
-node 0 only, the other nodes take it from the store where the nodes find each other.
+Copies of one process share its seed, so new processes, new templates and later attempts need the same seed. The seed
+is computed from the name of the program: no node has to wait for another node before its template can start, and a
+job that is started again has the same seed. A value that the user has set on a node is used there. If it was set on
+node 0 only, the other nodes read it from the store through which the nodes find each other.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _KEY = "safepoint/hash-seed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashSeed:
-    """The seed that follows from a program.
+    """The seed that is computed from a program.
 
     Args:
         program: script and arguments, or module and arguments.
@@ -46,7 +46,7 @@ class HashSeed:
         Args:
             store: the torch `Store` of the job.
             node: this node's number, from 0.
-            is_wanted: whether the ranks of this node need one seed.
+            is_wanted: whether the ranks of this node need a common seed.
 
         Returns:
             Whether the environment has changed.

@@ -1,4 +1,4 @@
-"""The messages between a launcher and its template process, which bears the ranks.
+"""The messages between a launcher and its template, the process from which ranks are copied.
 
 Each message is one frame on a pair of connected sockets that only the two processes have. The launcher sends `Plan`,
 `Birth` and `Import`. The template answers with `Ready`, `Born`, `Stale` or `Unfit`.
@@ -33,10 +33,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """Asks for the processes of all ranks of a node.
+    """Requests the processes of all ranks of a node.
 
-    The descriptors of stdin, of stdout and stderr of each rank, and of a pipe come with the message, in this order. A
-    rank begins when it has read one byte from the pipe, and ends if the pipe is closed before.
+    Descriptors come with the message, in this order: stdin, stdout and stderr of each rank, and a pipe. A rank begins
+    when it has read one byte from the pipe, and ends if the pipe is closed before.
 
     Args:
         arguments: the arguments of each rank, as on the command line of a rank that is started cold.
@@ -88,7 +88,7 @@ class Born:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stale:
-    """A file of a loaded module has changed on disk; a new template is needed.
+    """A file of a loaded module has changed on disk, so a new template is needed.
 
     Args:
         module: the module.
@@ -99,7 +99,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """No rank can be born here, and a new template would not change that.
+    """No rank can be copied from this template, and a new template would not change that.
 
     Args:
         name: the package, the variable or the folder that is the cause.
@@ -125,7 +125,7 @@ class TemplateChannel(Channel):
         super().__init__(connected, max_descriptors=_MAX_DESCRIPTORS)
 
     def send_message(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, and descriptors of which the other side gets copies.
+        """Send a message, and copies of descriptors.
 
         Raises:
             ChannelError: the other side is gone.

@@ -33,7 +33,7 @@ class ModuleFiles:
 
 
 def module_of_project(besides: Collection[str]) -> str | None:
-    """The name of a loaded module that is no part of Python, of an installed package or of Safepoint.
+    """The name of a loaded module outside of Python, of all installed packages and of Safepoint.
 
     Args:
         besides: modules to leave out, because every rank loads them before the program begins.

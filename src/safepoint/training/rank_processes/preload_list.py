@@ -1,7 +1,7 @@
 """Which packages a program will import, read from its source without executing it.
 
-The list has only installed packages (in site-packages): they change rarely, and a start can notice a change. Files of
-the project are searched for further imports, but are never imported.
+The list has only installed packages (in site-packages), because they change rarely, and a start can notice a change.
+Files of the project are searched for further imports, but are never imported.
 """
 
 import ast
@@ -109,7 +109,7 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
 
 
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
-    """The imports that run when a module is imported: not those in functions, nor those for type checkers."""
+    """The imports that run when a module is imported, without imports in functions and imports for type checkers."""
     for statement in statements:
         match statement:
             case ast.Import():

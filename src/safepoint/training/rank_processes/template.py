@@ -1,8 +1,8 @@
 """The template: a process that has imported what the ranks of a node need, and from which they are copied by fork.
 
-It imports, and never computes. It is started by the launcher like a rank, with the same command line, so that `ps`
-shows the same for a copy of it as for any rank. If no process may be copied from it, it answers `Unfit`, and the
-launcher starts ranks in the ordinary way.
+The template imports packages, and never computes. The launcher starts it with the command line of a rank, because
+`ps` shows this command line for its copies too. If the template must not be copied, it answers `Unfit`, and the
+launcher starts ranks as new processes.
 """
 
 import contextlib
@@ -47,8 +47,8 @@ from safepoint.training.rank_processes.preload_list import (
 VARIABLE = "SAFEPOINT_TEMPLATE"
 """The environment variable with the descriptor of the connection to the launcher, only in a template."""
 OWN_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Variables of a template that its ranks do not inherit. With them, asking for GPUs does not open a GPU, and OpenBLAS
-starts no threads."""
+"""Variables of a template that its ranks do not inherit. With these variables, a query for GPUs does not open a GPU,
+and OpenBLAS starts no threads."""
 _MAY_DIFFER = frozenset({VARIABLE, *OWN_VARIABLES, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"})
 _OF_LAUNCHER = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_ELASTIC_")
 _OF_RANKS = frozenset(
@@ -66,12 +66,12 @@ def is_template() -> bool:
 
 
 def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], prepare: Callable[[], None]) -> int:
-    """Import, and bear ranks until the launcher ends; the copies do not return.
+    """Import packages, and make copies that become ranks, until the launcher ends. The copies do not return.
 
     Args:
         main: runs a rank; see `be_born`.
         hook: called before the first import; installs what must be in place when packages are imported.
-        prepare: called after imports; finds out what each rank would find out about the imported modules.
+        prepare: called after imports; computes what each rank would compute about the imported modules.
     """
     started_s = clock.monotonic_s()
     channel = TemplateChannel(socket.socket(fileno=int(os.environ.pop(VARIABLE))))
@@ -152,7 +152,7 @@ class Template:
                 close_all(descriptors)
 
     def _settle(self) -> None:
-        """Check this process after imports, and try a copy.
+        """Check this process after imports, and test a copy of it.
 
         Raises:
             UnfitError: no process may be copied from this one.
@@ -174,7 +174,7 @@ class Template:
         self._fitness.check("a package")
         self._files.remember()
         gc.collect()
-        gc.freeze()  # a collection in a copy would otherwise write to all objects, and so copy their memory
+        gc.freeze()  # without this call, a collection in a copy would write to all objects, and so copy their memory
 
     def _import_more(self, names: Iterable[str]) -> None:
         """Import modules that a rank has loaded, if they are installed and no file of the project has their name.
@@ -187,7 +187,7 @@ class Template:
         with audited() as check:
             for name in names:
                 if self._channel.has_data(0):
-                    break  # a `Birth` must not wait; after the first step of its ranks, the launcher asks again
+                    break  # a `Birth` must not wait; after its ranks' first step, the launcher sends `Import`
                 package = name.partition(".")[0]
                 if name in sys.modules or package in self._left_out or package in own:
                     continue
@@ -225,10 +225,10 @@ class Template:
             self._channel.send_message(Born(pids=pids))
 
     def _check(self, birth: Birth, descriptors: Sequence[int]) -> None:
-        """Check whether copies would be as new processes.
+        """Check that copies would equal new processes.
 
         Raises:
-            UnfitError: they would not.
+            UnfitError: copies would differ.
         """
         self._fitness.check("a package", received=descriptors)
         for variables in birth.environments:
@@ -243,10 +243,10 @@ class Template:
 
 
 def _doubtful_first(imports: Iterable[Wanted]) -> list[Wanted]:
-    """The order in which packages are imported: torch, then those that may be unfit, then those known to be fit.
+    """The order of the imports: torch, then packages that may be unfit, then packages that are known to be fit.
 
-    So an unfit package is found while the launcher still imports torch for itself, and the ranks, which then import
-    everything by themselves, start hardly later than without a template. Packages with compiled code may need torch.
+    So an unfit package is found while the launcher itself still imports torch. The ranks then start as new processes,
+    hardly later than without a template. Packages with compiled code may need torch.
     """
     return sorted(imports, key=lambda wanted: (wanted.package != "torch", wanted.package in FIT))
 

@@ -1,7 +1,7 @@
 """The launcher's side of the template, the process from which ranks are copied.
 
-Every doubt leads to the ordinary way of starting ranks: the template is then ended, and one log line says why. A
-template that has died or hung is replaced; one that is unfit is not.
+In any doubt, the template is ended, the ranks are started as new processes, and one log line gives the reason. A
+template that has died or hung is replaced. An unfit template is not.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from safepoint.training.rank_processes.template import OWN_VARIABLES, VARIABLE
 
 _log = logging.getLogger("safepoint")
 _ANSWER_S = 30.0
-"""Seconds that a template may take to copy itself. A copy takes some hundredths of a second, but the template may be
-importing what it was asked for, which the ranks would have to import otherwise."""
+"""Seconds that a template may take to copy itself. A copy takes some hundredths of a second, but the template may
+still be importing requested modules, which the ranks would otherwise have to import."""
 _IMPORT_S = 600.0
 """Seconds that the imports of a template may take, as on a slow network file system."""
 _LOOK_S = 0.05
@@ -64,7 +64,7 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the template that runs now, or None."""
+        """The pid of the running template, or None."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -82,7 +82,7 @@ class TemplateProcess:
         return False
 
     def start(self) -> None:
-        """Start a template, unless one runs, or none can be used. It imports while this process continues."""
+        """Start a template, unless one runs or templates cannot be used. It imports while this process continues."""
         if self._process is not None or self._has_given_up:
             return
         own, other = socket.socketpair()
@@ -118,10 +118,10 @@ class TemplateProcess:
             go: the reading end of a pipe.
 
         Returns:
-            The pids of the ranks, which are children of this process; None if the ranks have to be started in the
-            ordinary way. Ranks that were copied before the failure end when the pipe is closed.
+            The pids of the ranks, which are children of this process; None if the ranks have to be started as new
+            processes. Ranks that were copied before a failure end when the pipe is closed.
         """
-        for _ in range(2):  # the second time with a new template, if the first one was out of date
+        for _ in range(2):  # the second attempt uses a new template, if the first template was out of date
             self.start()
             answer = self._ask(environments, streams, go)
             if isinstance(answer, Born) and len(answer.pids) == len(environments):
@@ -138,7 +138,7 @@ class TemplateProcess:
         return None
 
     def import_more(self, modules: Sequence[str]) -> None:
-        """Let the template import more modules, while the ranks train. There must be one that is ready."""
+        """Let the template import more modules, while the ranks train. The template must be ready."""
         assert self._channel is not None
         try:
             self._channel.send_message(Import(modules=tuple(modules)))
@@ -146,7 +146,7 @@ class TemplateProcess:
             self._fail(str(error))
 
     def becomes_ready(self) -> bool:
-        """Whether a template has finished the imports that it was started for. Does not wait for them."""
+        """Whether the template has finished its first imports. This call does not wait for them."""
         if not self._is_ready and self._channel is not None and self._channel.has_data(0):
             try:
                 self._take_ready(self._receive(_ANSWER_S))
@@ -194,7 +194,7 @@ class TemplateProcess:
         """Wait for an answer, as long as the template can run.
 
         Raises:
-            ChannelError: no answer can be expected any more.
+            ChannelError: no answer will come.
         """
         assert self._channel is not None
         assert self._process is not None
@@ -225,10 +225,10 @@ class TemplateProcess:
             )
 
     def give_up(self, reason: str) -> None:
-        """Start all ranks in the ordinary way from now on.
+        """From now on, start all ranks as new processes.
 
         Args:
-            reason: why none can be copied; the first one is logged.
+            reason: why no rank can be copied. Only the reason of the first call is logged.
         """
         if self._has_given_up:
             return

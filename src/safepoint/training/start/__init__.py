@@ -1,10 +1,11 @@
 """How an attempt begins: folders are claimed, a checkpoint is chosen, verified, and copied to every node.
 
-start     the order of these steps; start reading here
-claim     makes this run the only writer of the folder and of the object store
-folders   which ranks use which output folder
-choose    which checkpoint the run resumes from
-foreign   the checkpoints of other programs
-copies    what each folder has of a checkpoint, and the copy that a run resumes from
-transfer  copies that checkpoint into every folder, from the other nodes and the store
+start        the order of these steps; start reading here
+claim        makes this run the only writer of the folder and of the object store
+folders      which ranks use which output folder
+choose       which checkpoint the run resumes from
+first_start  which start of a job is the first one
+foreign      the checkpoints of other programs
+copies       what each folder has of a checkpoint, and the copy that a run resumes from
+transfer     copies that checkpoint into every folder, from the other nodes and the store
 """

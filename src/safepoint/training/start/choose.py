@@ -234,8 +234,8 @@ class CheckpointChooser:
         return next((self._point(one) for ones in found for one in ones if self._complete(one)), None)
 
     def _report_planted(self) -> int:
-        """Report the checkpoints that do not count: those of other users, whose number is returned, and those that an
-        earlier start has passed over."""
+        """Report the checkpoints that are ignored: checkpoints of other users, whose number is returned, and
+        checkpoints that an earlier start has passed over."""
         output, is_owner = self._output, self._folders.is_owner
         planted = on_all_ranks(self._peers, lambda: planted_checkpoints(output.root) if is_owner else {})
         others = on_all_ranks(self._peers, lambda: output.faults_of_passed_over() if is_owner else {})

@@ -228,7 +228,7 @@ def _check_configuration(path: Path) -> None:
     """Check a configuration of the model. Transformers reads the whole file, and shows the version in it.
 
     Raises:
-        CheckpointError: it is no JSON object of at most 64 MiB, or its version cannot be printed.
+        CheckpointError: the file is not a JSON object of at most 64 MiB, or its version cannot be printed.
     """
     if not path.is_file():
         return
@@ -242,7 +242,7 @@ def _check_configuration(path: Path) -> None:
 
 def _check_path(where: str | os.PathLike[str], name: Any) -> None:
     """Refuse a file name that leads out of the checkpoint."""
-    fault = path_fault(name) if isinstance(name, str) else "is no string"
+    fault = path_fault(name) if isinstance(name, str) else "is not a string"
     if fault:
         raise CheckpointError(
             f"{os.fspath(where)} was not loaded: it names the file {name!r}, which {fault}", hint=_DELETE_IT

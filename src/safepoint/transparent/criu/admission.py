@@ -1,13 +1,14 @@
 """Lets only the frozen processes connect to CRIU while it dumps them.
 
-CRIU runs code of its own in each process, which connects to an abstract Unix socket of CRIU, gets its orders over
-this connection, and sends the memory of the process. Every user of the machine can see the name of the socket and
-connect to it, and CRIU accepts every connection: a stranger would get descriptors of root's files, and decide what is
-in the image. Two connections that wait are enough to let CRIU wait for ever.
+CRIU runs code of its own in each process. This code connects to an abstract Unix socket of CRIU, receives commands
+over the connection, and sends the memory of the process. Every user of the machine can see the name of the socket and
+connect to it, and CRIU accepts every connection. So another user could get descriptors of root's files, and decide
+what is in the image. With two idle connections, another user could make CRIU wait for ever.
 
-So the calls `listen` and `accept` of CRIU are stopped by a filter of the kernel (seccomp), and this module answers
-them (seccomp_unotify(2)): it accepts each connection itself, closes those of other processes, and gives the others to
-CRIU. CRIU cannot dump processes that have a filter of their own while it has one. Then there is no filter.
+So a filter of the kernel (seccomp) stops CRIU's calls `listen` and `accept`, and this module answers them
+(seccomp_unotify(2)). It accepts each connection, closes it if it comes from another process, and otherwise passes it
+to CRIU. While CRIU has a filter, it cannot dump processes that have a filter too. For such processes, CRIU runs
+without a filter.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ _PEER = struct.Struct("=3i")
 def only_for(pids: Iterable[int]) -> Generator[Callable[[Callable[[], Any]], Any]]:
     """Yield a function that starts CRIU by calling its argument. Only `pids` can connect to this CRIU.
 
-    If that is not possible, there is a warning.
+    If this restriction is not possible, log a warning.
 
     Args:
         pids: the processes that CRIU dumps.
@@ -100,9 +101,9 @@ class _Admission:
         self._listeners: dict[int, socket.socket] = {}
         """By the number of the socket (its inode): copies of CRIU's sockets that listen."""
         self._waiting: dict[int, deque[socket.socket]] = {}
-        """By the same number: connections of allowed processes that CRIU has not accepted yet."""
+        """By the number of the socket: connections of allowed processes that CRIU has not accepted yet."""
         self._asked: list[tuple[int, int]] = []
-        """The calls of `accept` that wait for a connection: the number of the socket, and that of the call."""
+        """The calls of `accept` that wait for a connection: the number of the socket, and the number of the call."""
         self._notices = -1
         self._end, self._ended = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -154,7 +155,7 @@ class _Admission:
             for descriptor, event in poll.poll():
                 if descriptor == self._end:
                     return
-                with contextlib.suppress(OSError):  # the process that has made the call has ended
+                with contextlib.suppress(OSError):  # the process that made the call has ended
                     if descriptor == self._notices and event & select.POLLIN:
                         self._note(poll)
                     elif descriptor == self._notices:
@@ -179,7 +180,7 @@ class _Admission:
         if number == listen and one.family == socket.AF_UNIX and place not in self._listeners:
             self._listeners[place] = one
             self._waiting[place] = deque()
-            one.setblocking(False)  # CRIU's own socket, which is the same one, does not block either
+            one.setblocking(False)  # CRIU's own descriptor of this socket does not block either
             self._continue(call)
             poll.register(one.fileno(), select.POLLIN)
             return
@@ -208,7 +209,7 @@ class _Admission:
                 _log.debug("process %d, which is not frozen, connected to CRIU; the connection was closed", pid)
 
     def _hand_over(self) -> None:
-        """Answer the calls of `accept` for which there is a connection."""
+        """Answer the calls of `accept` for which a connection has arrived."""
         for place, call in list(self._asked):
             if self._waiting[place]:
                 self._asked.remove((place, call))
@@ -218,7 +219,7 @@ class _Admission:
 
 
 def _set_filter() -> int:
-    """Ask about the calls of this thread, and of the processes that it starts. Returns a descriptor for the answers.
+    """Install the filter for this thread and the processes that it starts. Returns a descriptor for the calls.
 
     Raises:
         OSError: the kernel refuses the filter.

@@ -1,7 +1,7 @@
 """Ends the kernel's repair mode, in which a killed CRIU leaves the TCP connections of processes.
 
-CRIU sets a connection to repair mode while it reads its queues. The connection sends nothing until the mode is ended,
-which CRIU does itself unless it is killed.
+While CRIU reads the queues of a connection, the connection is in repair mode. In this mode it sends nothing. CRIU
+ends the mode itself, unless CRIU is killed.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ _TCP_REPAIR, _OFF_WITHOUT_PROBE = 19, -1
 
 
 def end_repair(pids: Iterable[int]) -> int:
-    """End the repair mode of all TCP connections of processes; returns how many were in it.
+    """End the repair mode of all TCP connections of processes, and return how many connections were in repair mode.
 
     Args:
         pids: the processes.
     """
     num_ended = 0
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             for descriptor in _sockets_of(pid):
                 with contextlib.suppress(OSError), copy_of(pid, descriptor) as copy:
                     is_tcp = copy.family in {socket.AF_INET, socket.AF_INET6} and copy.type == socket.SOCK_STREAM
@@ -44,11 +44,11 @@ def _sockets_of(pid: int) -> list[int]:
 
 
 def copy_of(pid: int, descriptor: int) -> socket.socket:
-    """A descriptor of this process for the socket of another one.
+    """A descriptor of this process for a socket of another process.
 
     Args:
         pid: the other process.
-        descriptor: the number of the socket there.
+        descriptor: the number of the socket in the other process.
 
     Raises:
         OSError: the socket was closed, or the process has ended.

@@ -1,9 +1,10 @@
 """A small process that undoes a freeze or a restore if Safepoint is killed meanwhile.
 
 If Safepoint ends before `release`, for any reason, the kernel closes its end of a pipe. Then the guard waits until
-CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages. It is a shell, so it
-starts in a millisecond, and it has a session of its own, so signals to the group of the command do not reach it. A
-process is known by its number and the time of its start: if it has ended, another process may have the number.
+CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages. The guard is a shell,
+so it starts in a millisecond. It has a session of its own, so signals to the group of the command do not reach it.
+The guard identifies a process by its number and the time of its start, because another process may get the number of
+an ended process.
 """
 
 import signal
@@ -41,7 +42,7 @@ rm -rf -- "$folder"
 class Guard:
     """Watches over processes until `release`.
 
-    If the `with` block ends without `release`, the guard sends its signal, too.
+    The guard also sends its signal if the `with` block ends without `release`.
     """
 
     def __init__(self, folder: Path, number: signal.Signals) -> None:
@@ -62,21 +63,21 @@ class Guard:
         )
 
     def watch(self, pid: int) -> None:
-        """The process `pid` gets the signal, too."""
+        """From now on, the guard also sends its signal to the process `pid`."""
         process = identify(pid)
         if process is not None:
             self._write(f"process {pid} {process.start_ticks}\n")
 
     def forget(self) -> None:
-        """The processes run on, and need no signal any more. The raw pages are still there."""
+        """Forget the processes, because they run and need no signal. The guard still watches over the raw pages."""
         self._write("forget\n")
 
     def then(self, number: signal.Signals) -> None:
-        """From now on, another signal is the right one."""
+        """From now on, use another signal."""
         self._write(f"signal {int(number)}\n")
 
     def started(self, criu: int) -> None:
-        """CRIU runs, as process `criu`. Until it has ended, the guard must not send its signal."""
+        """CRIU runs as process `criu`. The guard sends no signal until this process has ended."""
         self._write(f"criu {criu}\n")
 
     def release(self) -> None:

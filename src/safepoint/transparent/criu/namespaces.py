@@ -1,7 +1,8 @@
 """Finds the namespaces that a restore has made, so that CRIU can enter them.
 
-CRIU runs there as root, and its program and libraries are looked for in the mounts of the namespace. A user can make
-namespaces of their own, and a container has other files: there, another program would run as root of this machine.
+In such a namespace CRIU runs as root, and the kernel looks for CRIU and its libraries in the namespace's mounts. A
+namespace that a user or a container has made can have other files. In it, another program would run as root of this
+machine.
 """
 
 import fcntl

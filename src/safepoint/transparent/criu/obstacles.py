@@ -1,6 +1,6 @@
 """Finds what CRIU cannot dump, as far as possible before a process is stopped.
 
-CRIU itself would fail only after it has stopped all.
+CRIU itself would fail only after it has stopped all processes.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _OBSTACLES = (
         "start the program with USE_LIBUV=0 (torchrun ignores it), or with a seccomp profile that refuses io_uring",
     ),
 )
-"""How the target of a descriptor begins, what the process does with it, and what to do about it."""
+"""The beginning of a descriptor's target, what the process does with the descriptor, and what the reader can do."""
 
 
 def refuse_obstacles(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
@@ -45,17 +45,18 @@ _ESTABLISHED, _LISTENING = b"01", b"0A"
 
 
 def refuse_connecting(pids: Collection[int], proc: Path = Path("/proc")) -> None:
-    """Check that no process waits until another one of them accepts its TCP connection.
+    """Check that no process waits until another of these processes accepts its TCP connection.
 
-    CRIU leaves out connections that were not accepted yet. Those of other programs are closed when the processes are
-    restored. Without that, every user of the machine could prevent an image by a connection.
+    CRIU leaves out connections that were not accepted yet. If the other end is a different program, this is not an
+    error: the connection is closed when the processes are restored. Otherwise every user of the machine could prevent
+    an image by opening a connection.
 
     Args:
         pids: the processes, which are stopped.
         proc: where the proc file system is mounted.
 
     Raises:
-        FreezeError: one waits, and would lose its connection.
+        FreezeError: a process waits, and would lose its connection.
     """
     own = {target[8:-1].encode() for pid in pids for target in open_files(pid, proc) if target.startswith("socket:[")}
     listening: set[bytes] = set()
@@ -82,7 +83,7 @@ def refuse_connecting(pids: Collection[int], proc: Path = Path("/proc")) -> None
 
 
 _MAPPED = b"0000000000000000FFFF0000"
-"""How the kernel lists an IPv4 address of an IPv6 socket begins."""
+"""The prefix of an IPv4 address of an IPv6 socket in the kernel's lists."""
 
 
 def _v4(address: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """Finds CRIU on this machine, and runs it.
 
-CRIU before 4.2 cannot dump TCP sockets on kernel 6.18, and older ones fail on kernel 6.13 and newer. They are refused
-before anything is frozen. `/etc/criu/default.conf` is ignored, so that images do not depend on it.
+CRIU before 4.2 cannot dump TCP sockets on kernel 6.18, and still older releases fail on kernel 6.13 and newer. All
+these releases are refused before anything is frozen. `/etc/criu/default.conf` is ignored, so that images do not
+depend on it.
 """
 
 import os
@@ -19,7 +20,7 @@ from safepoint.transparent.criu.admission import only_for
 from safepoint.transparent.criu.messages import explain
 
 VARIABLE = "SAFEPOINT_CRIU"
-"""The variable with the path of CRIU, where it is not the `criu` in PATH."""
+"""The variable with the path of CRIU, if this is not the `criu` in PATH."""
 LEAST_VERSION = (4, 2)
 _VERSION = re.compile(r"Version:\s*v?(([0-9]{1,4})\.([0-9]{1,4})[0-9A-Za-z.~+-]{0,40})")
 _ANSWER_S = 10.0
@@ -56,9 +57,9 @@ class Criu:
             arguments: its further arguments.
             folder: the folder of its images.
             log: the file for its log.
-            pids: the processes that it dumps; no others can connect to it.
+            pids: the processes that it dumps; no other process can connect to it.
             started: called with the number of CRIU's process as soon as it runs.
-            inside: the command that starts another one in the namespaces where CRIU has to run.
+            inside: a command that runs another command in the namespaces where CRIU has to run.
 
         Raises:
             FreezeError: CRIU failed.
@@ -95,7 +96,7 @@ def failure(action: str, log: Path, exit_code: int, output: str = "") -> FreezeE
         action: `dump` or `restore`.
         log: its log.
         exit_code: its exit code; negative for a signal.
-        output: what it printed, for the case that there is no log.
+        output: what it printed, which is used if there is no log.
     """
     done = "the processes run on, and no image was made" if action == "dump" else "nothing was restored"
     if exit_code < 0:
@@ -112,10 +113,10 @@ def find_criu(named: str | None = None) -> Criu:
     """Find a CRIU that this process can use.
 
     Args:
-        named: its path; None for that in the variable SAFEPOINT_CRIU or, without it, the `criu` in PATH.
+        named: its path; None for the path in the variable SAFEPOINT_CRIU or, if it is not set, the `criu` in PATH.
 
     Raises:
-        UnsupportedError: there is none, it is too old, or this process is not root.
+        UnsupportedError: there is no CRIU, CRIU is too old, or this process is not root.
     """
     if platform.system() != "Linux":
         raise UnsupportedError("process images need Linux; nothing was frozen", hint="run the command on Linux")
@@ -134,7 +135,7 @@ def version_of(path: str) -> str:
     """The version of the CRIU at `path`.
 
     Raises:
-        UnsupportedError: it does not answer, or is too old.
+        UnsupportedError: CRIU does not answer, or is too old.
     """
     try:
         answer = subprocess.run(

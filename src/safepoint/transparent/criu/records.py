@@ -1,7 +1,7 @@
 """Reads records of CRIU's images: the files that processes have open, and the users of processes.
 
-A file has two magic numbers and records. Each record is its length, 4 bytes, and a protobuf message. The numbers of
-fields are those of CRIU 4.2 (`images/*.proto`).
+A file has two magic numbers and records. Each record is its length, 4 bytes, and a protobuf message. The field
+numbers are those of CRIU 4.2 (`images/*.proto`).
 """
 
 import struct
@@ -120,5 +120,5 @@ def _varint(record: bytes, position: int) -> tuple[int, int]:
 
 def _as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ImageError("CRIU's files have fields of another kind than those of CRIU 4.2; nothing was restored")
+        raise ImageError("CRIU's files have fields of other types than those of CRIU 4.2; nothing was restored")
     return value

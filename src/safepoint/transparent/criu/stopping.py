@@ -1,7 +1,7 @@
 """Stops all processes of several trees, so that all of them are dumped as they are at one moment.
 
-The processes are stopped with SIGSTOP, not by CRIU. So they stay stopped when CRIU has dumped them, and no CRIU has
-to wait for another one. If anything fails, SIGCONT is enough to undo it.
+The processes are stopped with SIGSTOP, not by CRIU. So they stay stopped when CRIU has dumped them, and the CRIU of
+one tree does not wait for the CRIU of another tree. If anything fails, SIGCONT is enough to undo the stop.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ def stopped_trees(
         proc: where the proc file system is mounted.
 
     Yields:
-        All processes of the trees, parents first, each with a pidfd for `send`. It was opened before the process was
-        stopped: from then on, the user of a process may end it, and another process may get its number.
+        All processes of the trees, parents first, each with a pidfd for `send`. The pidfd was opened before the
+        process was stopped, because the user may end the process at any time, and another process may get its number.
 
     Raises:
-        FreezeError: not all of them stopped in time; they run on.
+        FreezeError: not all of the processes stopped in time; they run on.
     """
     with contextlib.ExitStack() as stack:
         stopped: dict[int, int] = {}
@@ -52,7 +52,8 @@ def stopped_trees(
             while pending and not moving:
                 for pid, parent in pending:
                     for held_process in stack.enter_context(held([pid])):
-                        # If it is still a child of its parent, which is stopped, the number is that of no other one.
+                        # If the process is still a child of its parent, which is stopped, no other process has its
+                        # number.
                         if parent is None or pid in (children_of(parent, proc) or ()):
                             stopping(pid)
                             stopped[pid] = held_process
@@ -83,7 +84,7 @@ def refuse_stopped(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
     """Check that no process is stopped already.
 
     Raises:
-        FreezeError: one is; it would run on after the freeze.
+        FreezeError: a process is stopped already, and would run after the freeze.
     """
     for pid in pids:
         if _state(proc / str(pid)) in {"T", "t"}:

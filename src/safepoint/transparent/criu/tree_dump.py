@@ -11,7 +11,6 @@ connection between the trees. After a dump, the processes are still stopped. Aft
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from safepoint.foundation.processes import identify, number_inside
 from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.namespaces import first_process_of
 from safepoint.transparent.criu.program import Criu, failure
-from safepoint.transparent.criu.trees import held, processes_of, send
+from safepoint.transparent.criu.trees import held, kill, processes_of
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
 _LOOK_S = 0.005
@@ -165,7 +164,7 @@ class TreeRestore:
         if not self._in_namespace:
             # What is left if CRIU was killed. These numbers were free when it started.
             with held(number for number in self._numbers if self._is_newer(number)) as processes:
-                send(signal.SIGKILL, processes)
+                kill(processes)
 
     def _is_newer(self, number: int) -> bool:
         found = identify(number)

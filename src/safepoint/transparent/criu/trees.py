@@ -2,14 +2,18 @@
 
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from safepoint.errors import printable
+from safepoint.foundation import clock
 from safepoint.foundation.processes import kernel_lines
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ENDED_S = 5.0
+"""How long killed processes may take to end, which includes that the kernel frees their memory."""
 
 
 def processes_of(root: int, proc: Path = Path("/proc")) -> list[int]:
@@ -113,3 +117,22 @@ def send(number: signal.Signals, held_processes: Iterable[int]) -> None:
     for descriptor in held_processes:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, number)
+
+
+def kill(held_processes: Iterable[int], within_s: float = _ENDED_S) -> None:
+    """End processes, and wait until they have ended: then their memory, files and ports are free.
+
+    A process that waits for a device or a file server ends later. This function does not wait for it longer than
+    `within_s`.
+
+    Args:
+        held_processes: what `held` has yielded.
+        within_s: how long to wait, in seconds.
+    """
+    descriptors = list(held_processes)
+    send(signal.SIGKILL, descriptors)
+    deadline_s = clock.monotonic_s() + within_s
+    for descriptor in descriptors:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)  # a pidfd is readable when its process has ended
+        waiting.poll(max(0, deadline_s - clock.monotonic_s()) * 1000)

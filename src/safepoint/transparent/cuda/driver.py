@@ -21,12 +21,12 @@ VARIABLE = "SAFEPOINT_CUDA_CHECKPOINT"
 """The variable with the path of the tool. If it is set, the tool is used even if `cuda.bindings` is installed."""
 INSTALL = "pip install 'cuda-bindings>=13.0.2', or name NVIDIA's cuda-checkpoint with SAFEPOINT_CUDA_CHECKPOINT"
 _LEAST_CUDA = 12080
-"""CUDA 12.8, of driver 570, is the first one with these calls."""
+"""CUDA 12.8, which driver 570 has, is the first version with these calls."""
 _CALLS = ("GetState", "Lock", "Checkpoint", "Restore", "Unlock")
 
 
 class CudaState(StrEnum):
-    """What the driver says of a process."""
+    """The state of a process, as the driver reports it."""
 
     RUNNING = "running"
     LOCKED = "locked"
@@ -35,7 +35,7 @@ class CudaState(StrEnum):
 
 
 class DriverError(Exception):
-    """The driver has refused or failed a call. The text is its reason."""
+    """The driver has refused a call, or the call has failed. The text is the driver's reason."""
 
 
 class CudaDriver(Protocol):
@@ -48,20 +48,20 @@ class CudaDriver(Protocol):
         ...
 
     def lock(self, pid: int, limit_ms: int) -> None:
-        """Let further CUDA calls of the process wait. After `limit_ms` without success, the process runs on."""
+        """Block further CUDA calls of the process, unless its running calls last longer than `limit_ms`."""
         ...
 
     def checkpoint(self, pid: int) -> None:
-        """Copy the GPU memory of a locked process into its host memory, and give its GPUs up."""
+        """Copy the GPU memory of a locked process into its host memory, and release its GPUs."""
         ...
 
     def restore(self, pid: int, gpus: Mapping[str, str]) -> None:
-        """Take GPUs, and copy the memory back. The process is locked then.
+        """Take GPUs, and copy the memory back. The process is locked afterwards.
 
         Args:
             pid: the process, which is checkpointed.
-            gpus: for each GPU of the machine at the checkpoint, by UUID, the GPU that replaces it; empty for the
-                same.
+            gpus: for the UUID of each GPU of the machine at the checkpoint, the UUID of the GPU that replaces it;
+                empty to use the same GPUs. `DriverTool` supports only that.
         """
         ...
 
@@ -189,7 +189,7 @@ def find_driver() -> CudaDriver:
     """The way to the checkpoint API that this machine has.
 
     Raises:
-        UnsupportedError: there is none; nothing was done.
+        UnsupportedError: this machine has no such way; nothing was done.
     """
     named = os.environ.get(VARIABLE)
     if not named:

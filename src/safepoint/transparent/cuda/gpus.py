@@ -18,7 +18,7 @@ def gpu_uuids() -> tuple[str, ...]:
 def used_bytes(pids: Iterable[int]) -> int:
     """The GPU memory of processes: an upper limit.
 
-    In a container, the driver may know the processes by other numbers. Then all used GPU memory counts.
+    In a container, the driver may report other process numbers. Then all used GPU memory counts.
     """
     wanted = set(pids)
     found = {int(pid): int(used) for pid, used in _numbers("--query-compute-apps=pid,used_gpu_memory")}
@@ -35,10 +35,10 @@ def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str
 
     Args:
         recorded: the GPUs of the machine on which the processes were frozen.
-        present: those of this machine.
+        present: the GPUs of this machine.
 
     Raises:
-        FreezeError: this machine has fewer; nothing was restored.
+        FreezeError: this machine has fewer GPUs; nothing was restored.
     """
     if set(recorded) <= set(present):
         return {}

@@ -2,9 +2,10 @@
 
 A CUDA process stays locked when the process that has locked it ends: without the guard, it would wait for ever. The
 kernel closes the guard's pipe when Safepoint ends. Then the guard waits until no process is stopped or traced,
-because a stopped process cannot answer the driver, and restores all of them. If the driver refuses, for example
-because another program uses the memory of the GPU now, the guard tries again every second, until the processes run or
-have ended. The guard has a session of its own, so signals to the group of the command do not reach it.
+because a stopped process cannot answer the driver. After that, the guard restores all processes. If the driver
+refuses, for example because another program uses the memory of the GPU now, the guard tries again every second, until
+the processes run or have ended. The guard has a session of its own, so signals to the group of the command do not
+reach it.
 """
 
 import os

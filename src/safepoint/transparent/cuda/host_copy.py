@@ -1,7 +1,7 @@
 """Moves the GPU memory of a process tree to host memory for the time of a dump, and back.
 
-Promises: either all processes are locked, or none. After any failure they run again, even if Safepoint is killed
-(`transparent.cuda.guard`). What is known to fail is refused before a process is locked.
+Promises: either all processes are locked, or none. After any failure all processes run again, even if Safepoint is
+killed (`transparent.cuda.guard`). What is known to fail is refused before a process is locked.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class HostCopy:
         driver: the way to the driver; None if no process uses a GPU.
         pids: the processes that use a GPU.
         gpus: the UUIDs of all GPUs of this machine; empty if no process uses one.
-        since_s: the time since which they cannot use CUDA, on the monotonic clock; the current time if no process
-            uses a GPU.
+        since_s: when the processes began to wait for their GPUs, on the monotonic clock; the current time if no
+            process uses a GPU.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ def gpu_memory_in_host(
 
     Raises:
         UnsupportedError: this machine has no way to the checkpoint API; nothing was frozen.
-        FreezeError: the driver refuses, or there is no room for the memory; the processes run on.
+        FreezeError: the driver refuses, or there is no room for the memory. The processes run on; if the driver
+            cannot restore their GPU memory yet, they wait until it can.
     """
     users = gpu_users(pids, proc)
     if not users:
@@ -174,7 +175,7 @@ def _refuse_unfit(driver: CudaDriver, pids: list[int], gpus: Sequence[str], proc
     room, needed = host_memory.look(proc), used_bytes(pids)
     if room is not None and not room.has(needed):
         raise FreezeError(
-            f"host memory has no room for the GPU memory of the processes, up to {format_bytes(needed)}, because "
+            f"the GPU memory of the processes (up to {format_bytes(needed)}) does not fit into host memory: "
             f"{room.limited_by} has {format_bytes(room.available_bytes)} left; nothing was frozen",
             hint="free some memory, or save a checkpoint in the training instead",
         )
@@ -184,7 +185,7 @@ def _lock(driver: CudaDriver, pids: list[int], lock_s: float) -> None:
     """Lock all processes, or raise FreezeError with all processes unlocked.
 
     A rank that waits in a collective call for a locked rank cannot be locked. So all ranks are locked at the same
-    time, and again if that fails.
+    time. If that fails, all of them are unlocked, and the next attempt begins.
     """
     failed: dict[int, str] = {}
     for attempt in range(_NUM_ATTEMPTS):
@@ -195,8 +196,8 @@ def _lock(driver: CudaDriver, pids: list[int], lock_s: float) -> None:
             return
         resume(driver, pids)
     raise FreezeError(
-        f"{_reasons(failed)} did not finish its CUDA calls in {_NUM_ATTEMPTS} attempts of {lock_s:g} s; it runs on, "
-        "and nothing was frozen",
+        f"the CUDA calls of {_reasons(failed)} did not end in {_NUM_ATTEMPTS} attempts of {lock_s:g} s; all "
+        "processes run on, and nothing was frozen",
         hint="try again later; a kernel that waits for another process cannot be frozen",
     )
 
@@ -204,13 +205,14 @@ def _lock(driver: CudaDriver, pids: list[int], lock_s: float) -> None:
 def _checkpoint(driver: CudaDriver, pids: list[int], proc: Path) -> None:
     if failed := for_each(pids, driver.checkpoint):
         raise FreezeError(
-            f"the driver cannot copy the GPU memory of {_reasons(failed)}; all run on, and no image was made",
+            f"the driver cannot copy the GPU memory of {_reasons(failed)}; all processes run on, and no image was "
+            "made",
             hint="unified memory, MIG and MPS are not supported by the driver",
         )
     if left := gpu_users(pids, proc):
         raise FreezeError(
-            f"process {left[0]} ({name_of(left[0], proc)}) uses a GPU in another way than by CUDA; the processes run "
-            "on, and nothing was frozen",
+            f"process {left[0]} ({name_of(left[0], proc)}) uses a GPU without CUDA; the processes run on, "
+            "and nothing was frozen",
             hint="save a checkpoint in the training instead",
         )
 

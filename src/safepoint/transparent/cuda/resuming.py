@@ -1,4 +1,4 @@
-"""Lets CUDA processes run again, in whatever state they were left."""
+"""Lets CUDA processes run again, whatever their state is."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ def for_each(pids: Iterable[int], action: Callable[[int], object]) -> dict[int, 
     """Call `action` for all processes at the same time: GPUs copy in parallel, and ranks may wait for each other.
 
     Returns:
-        The reason of the driver for each process for which it failed.
+        For each process whose action failed: the driver's reason.
     """
     pids = list(pids)
     failed: dict[int, str] = {}
@@ -27,7 +27,7 @@ def for_each(pids: Iterable[int], action: Callable[[int], object]) -> dict[int, 
 
 
 def resume(driver: CudaDriver, pids: Iterable[int], gpus: Mapping[str, str] | None = None) -> dict[int, str]:
-    """Restore the GPU memory of the processes that have none, and unlock all. Running processes are not changed.
+    """Restore the GPU memory of checkpointed processes, and unlock all processes. Running processes are not changed.
 
     Args:
         driver: the way to the driver.
@@ -35,7 +35,7 @@ def resume(driver: CudaDriver, pids: Iterable[int], gpus: Mapping[str, str] | No
         gpus: see `CudaDriver.restore`.
 
     Returns:
-        The reason of the driver for each process that still waits.
+        For each process that still waits: the driver's reason.
     """
 
     def bring_back(pid: int) -> None:

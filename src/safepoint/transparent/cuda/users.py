@@ -8,10 +8,10 @@ from safepoint.errors import FreezeError
 from safepoint.transparent.criu.trees import name_of, open_files
 
 NCCL_SETTINGS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
-"""Without them, NCCL maps the memory of other processes and GPUs, which the driver cannot copy."""
+"""Without these settings, NCCL maps the memory of other processes and GPUs, which the driver cannot copy."""
 _DEVICE = "/dev/nvidia"
 _NCCL_THREADS = ("pt_nccl", "NCCL")
-"""How PyTorch and NCCL name threads. A mapped library does not show that NCCL is used: PyTorch always maps it."""
+"""Names of threads of PyTorch and NCCL. A mapped library does not show that NCCL is used: PyTorch always maps it."""
 
 
 def gpu_users(pids: Iterable[int], proc: Path = Path("/proc")) -> list[int]:

@@ -1,14 +1,14 @@
 """The images in an object store (docs/process-images.md).
 
-Promises: an image exists exactly while its `image.json` exists, which is written last, on the condition that there is
-none. A writer first claims the number of its image, with an object in `.safepoint/images/claims`, so two writers
-never write below one name. When another process has taken over the claim of a writer that seemed dead, this writer
-writes nothing more. Files are fetched to a private folder of this machine, and compared with the digests in the
-manifest.
+Promises: an image exists exactly while its `image.json` exists. This file is written last, on the condition that it
+does not exist. A writer first claims the number of its image, with an object in `.safepoint/images/claims`, so two
+writers never write below one name. When another process has taken over a writer's claim, because the writer seemed
+dead, the writer writes nothing more. Files are fetched to a private folder of this machine, and compared with the
+digests in the manifest.
 
-The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`), and only files of an
-image are deleted: other programs may keep objects below the name, and a stranger may have written the claim. A new
-image gets a number whose name has no objects yet.
+The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`). Only objects that match
+the list are deleted, because other programs may keep objects below the name, and another person may have written the
+claim. A new image gets a number whose name has no objects yet.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from safepoint.transparent.protection.keys import ImageKey
 
 CLAIMS = ".safepoint/images/claims"
 CLAIM_LIVES_S = 24 * 3600.0
-"""A claim that is older than that belongs to a writer that has died."""
+"""An older claim belongs to a writer that has died."""
 _NUM_TRIES = 20
 
 
@@ -88,7 +88,7 @@ class ImageBucket(ImageLocation):
                 raise ImageError(f"{self.where(name)}/{MANIFEST_NAME} has more than {MAX_RECORD_BYTES} bytes")
             return bytes(self._store.read(key, length=size_bytes))
         except ObjectNotFoundError as error:
-            raise ImageError(f"{self.where(name)} has no {MANIFEST_NAME}, so it is no image") from error
+            raise ImageError(f"{self.where(name)} has no {MANIFEST_NAME}, so it is not an image") from error
 
     def faults(self, manifest: ImageManifest) -> list[Fault]:
         """See `ImageLocation`. Other objects below the name are ignored: they are never fetched."""
@@ -115,7 +115,7 @@ class ImageBucket(ImageLocation):
 
     @contextlib.contextmanager
     def leased(self, names: Iterable[str]) -> Generator[None]:
-        """See `ImageLocation`. Objects cannot be locked: a reader of a deleted image ends with an error."""
+        """See `ImageLocation`. Objects cannot be locked, so a reader whose image is deleted ends with an error."""
         yield
 
     def check_private(self, manifest: ImageManifest) -> None:
@@ -156,7 +156,7 @@ class ImageBucket(ImageLocation):
                 if number is not None:
                     raise self._is_claimed(number) from error
                 continue
-            # Its writer may have committed it, and released its claim, since the names were listed.
+            # A writer may have committed this image, and released its claim, since the names were listed.
             if image_name(wanted) not in self.names():
                 return claim
             claim.release()
@@ -180,7 +180,7 @@ class ImageBucket(ImageLocation):
 
     @contextlib.contextmanager
     def locked(self) -> Generator[Path]:
-        """See `ImageLocation`: checks that no process writes an image, and deletes what writers have left.
+        """See `ImageLocation`. Check that no process writes an image, and delete what dead writers have left.
 
         A process that begins to write afterwards continues the chain of the newest image, which is never deleted.
         """
@@ -217,7 +217,7 @@ def claims(store: Store) -> dict[str, StoredObject]:
 
 
 class Claim:
-    """The right of this process to write or delete one image. Make it with `take`.
+    """The right of this process to write or delete one image. Call `take` to get it.
 
     Args:
         store: the store at the location.
@@ -246,13 +246,13 @@ class Claim:
         """Claim a number.
 
         Raises:
-            ConditionError: another process has claimed it.
+            ConditionError: another process has claimed the number.
         """
         return cls(store, number, Mark(), condition)
 
     @classmethod
     def take_over(cls, store: Store, number: int, found: StoredObject) -> "Claim":
-        """Take the claim of a writer that has died, with the files that it lists.
+        """Take the claim of a dead writer, with the files that the claim lists.
 
         Args:
             store: the store at the location.
@@ -260,12 +260,12 @@ class Claim:
             found: the object of the claim.
 
         Raises:
-            ConditionError: another process has taken it.
+            ConditionError: another process has taken the claim.
         """
         data = store.read(_key(number), length=min(found.size_bytes, MAX_MARK_BYTES)).tobytes()
         left = Mark.parse(data, found.modified_s)
         objects = objects_of(store, number)
-        # With the versions of the objects, because the new claim is younger than they are.
+        # List the versions of the objects too, because the new claim is younger than the objects.
         mark = left.extended({}, objects, [path for path, item in objects.items() if left.names(path, item)])
         return cls(store, number, mark, Condition(version=found.version))
 
@@ -273,7 +273,7 @@ class Claim:
         """Check that no other process has taken the claim.
 
         Raises:
-            ConflictError: one has.
+            ConflictError: another process has taken the claim.
         """
         with contextlib.suppress(ObjectNotFoundError):
             if self._store.stat(_key(self.number)).version == self._version:
@@ -281,14 +281,14 @@ class Claim:
         raise self._taken()
 
     def renew(self, files: Mapping[str, int], *, are_there: bool = False) -> None:
-        """Check the claim, make it as young as a new one, and list files in it, which may then be deleted.
+        """Check the claim, renew its time, and list files in it. Listed files may be deleted.
 
         Args:
             files: path → size in bytes.
             are_there: whether this user's image has these files already.
 
         Raises:
-            ConflictError: another process has taken it.
+            ConflictError: another process has taken the claim.
         """
         found = objects_of(self._store, self.number)
         existing = [path for path, size in files.items() if path in found and found[path].size_bytes == size]
@@ -348,7 +348,7 @@ class _BucketDestination:
         self._progress = progress
         self._data = b""
         self._is_left = False
-        """Whether there is a manifest, so that nothing may be deleted."""
+        """Whether there is a manifest. If so, nothing may be deleted."""
 
     def prepare(self, record: ImageManifest | None) -> None:
         """Upload the files."""
@@ -374,7 +374,7 @@ class _BucketDestination:
         self._is_left = True
 
     def discard(self) -> None:
-        """Delete what was uploaded, unless it is committed. What cannot be deleted now stays claimed."""
+        """Delete the uploaded files, unless the image is committed. Files that cannot be deleted now stay claimed."""
         with contextlib.suppress(SafepointError):
             self._claim.check()
             if not self._is_left:

@@ -1,7 +1,7 @@
-"""Copies images to another location, with the images that they need.
+"""Copies images to another location, together with the images that they need.
 
-Promises: each copy appears whole or not at all, with the bytes that its manifest names, so a copy needs no key.
-Nothing at the target is replaced. An image is copied after those that it needs.
+Promises: each copy appears whole or not at all. It has the bytes that its manifest names, so copying needs no key.
+Nothing at the target is replaced. An image is copied after the images that it needs.
 """
 
 import os
@@ -21,10 +21,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def needed_by(source: ImageLocation, names: Iterable[str]) -> list[ImageManifest]:
-    """These images and those that they need, oldest first.
+    """These images and the images that they need, oldest first.
 
     Raises:
-        ImageError: one of them is damaged.
+        ImageError: one of these images is damaged.
     """
     found: dict[str, ImageManifest] = {}
     for name in names:
@@ -63,7 +63,7 @@ def check_free(images: Iterable[ImageManifest], target: ImageLocation) -> list[I
 def copy(
     source: ImageLocation, manifest: ImageManifest, target: ImageLocation, *, progress: Progress | None = None
 ) -> None:
-    """Copy one image. The caller has copied those that it needs.
+    """Copy one image. The caller has copied the images that it needs.
 
     Args:
         source: where the image is.

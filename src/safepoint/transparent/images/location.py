@@ -1,11 +1,12 @@
 """The images of a location, and the chains that they form.
 
 Promises: a folder is an image if its name is `image-N` and its manifest has this number. A chain that `chain` returns
-has exactly the images that the newest one names, checked by their digests. One writer at a time.
+has exactly the images that its newest image names, checked by their digests. Only one process writes at a time.
 
-Images are written and restored by root. If another user could write to the folder, this user could read the memory in
-an image, redirect root's writes to other files, or let root restore another program. So images are neither written
-nor restored in such a folder. Reading an image executes nothing, and is allowed in every folder.
+Root writes and restores images. Another user who could write to the folder could read the memory in an image,
+redirect root's writes to other files, or make root restore another program. So images are neither written to nor
+restored from a folder to which other users can write. Reading an image executes nothing, and is allowed in every
+folder.
 """
 
 import contextlib
@@ -101,7 +102,7 @@ class ImageLocation:
         """The content of the `image.json` of an image.
 
         Raises:
-            ImageError: it cannot be read.
+            ImageError: the file cannot be read.
         """
         path = self.path(name)
         if path.is_symlink():
@@ -115,7 +116,8 @@ class ImageLocation:
         """Read the manifest of an image.
 
         Raises:
-            ImageError: there is no valid manifest, or it belongs to another image, or it was not made with the key.
+            ImageError: there is no valid manifest, or the manifest belongs to another image or was not made with the
+                key.
         """
         where = f"{self.where(name)}/{MANIFEST_NAME}"
         try:
@@ -146,7 +148,7 @@ class ImageLocation:
         """The image and the images that store pages of it, newest first.
 
         Raises:
-            ImageError: one of them is missing, was replaced, or has another seed.
+            ImageError: one of these images is missing, was replaced, or has another seed.
         """
         found = [manifest]
         for source in manifest.sources:
@@ -188,7 +190,7 @@ class ImageLocation:
         """While the `with` block runs, `pruning` deletes none of these images."""
         with contextlib.ExitStack() as stack:
             for name in names:
-                with contextlib.suppress(OSError):  # the image is gone, which its reader will see
+                with contextlib.suppress(OSError):  # the image is gone, and its reader will get an error
                     stack.enter_context(reading(self.path(name) / MANIFEST_NAME))
             yield
 
@@ -200,7 +202,7 @@ class ImageLocation:
         """How the files of an image are to be read.
 
         Raises:
-            ImageError: they are encrypted, and their key is not known.
+            ImageError: the files are encrypted, and their key is not known.
         """
         facts = manifest.protection
         if facts is None:
@@ -258,11 +260,11 @@ class ImageLocation:
         return control
 
     def check_private(self, manifest: ImageManifest) -> None:
-        """Check that no other user can have written an image, or the images that it needs.
+        """Check that no other user can have written an image or one of the images that it needs.
 
         Raises:
-            UsageError: another user may have written one of them.
-            ImageError, OSError: one of them cannot be read.
+            UsageError: another user may have written one of these images.
+            ImageError, OSError: one of these images cannot be read.
         """
         for one in self.chain(manifest):
             folder = self.path(one.name)
@@ -273,7 +275,7 @@ class ImageLocation:
 
     @contextlib.contextmanager
     def writing(self, number: int | None = None) -> Generator["NewImage"]:
-        """Hold the location's lock, and make a working folder for a new image. It is deleted at the end.
+        """Hold the location's lock, and make a working folder for a new image. The folder is deleted at the end.
 
         Args:
             number: the number of the image; None for the next one.
@@ -329,7 +331,7 @@ class ImageLocation:
         except OSError as error:
             raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
         try:
-            if lock is not None:  # what is there was left by a process that has ended
+            if lock is not None:  # a process that has ended has left these files
                 files.delete_entries(self.folder, no_links.CONTROL, "images", pattern="work-*")
             yield control
         finally:
@@ -340,7 +342,7 @@ class ImageLocation:
         """Delete an image, in one step for its readers. The caller holds the lock.
 
         Raises:
-            OSError: it cannot be deleted.
+            OSError: the image cannot be deleted.
         """
         with self._working(self.folder / _CONTROL) as trash:
             files.discard(self.path(name), trash=trash)
@@ -384,7 +386,7 @@ def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
 
     Args:
         where: see `ImageLocation.where`.
-        names: the names that are in use; others than those of images are ignored.
+        names: the names that are in use; names that are not those of images are ignored.
 
     Raises:
         StorageError: there is no higher number.
@@ -393,7 +395,7 @@ def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
     if newest >= MOST_NUMBER:
         raise StorageError(
             f"{where(image_name(newest))} has the highest number of an image; nothing was frozen",
-            hint="move it away if it is no image of yours, or name another location",
+            hint="if it is not your image, move it away; or name another location",
         )
     return newest + 1
 
@@ -409,7 +411,7 @@ def _check_private(folder: Path) -> None:
     """Check that no other user may write to `folder`, or replace it.
 
     Raises:
-        UsageError: another user may.
+        UsageError: another user can do that.
     """
     if _may_be_written(folder) or may_be_replaced(folder, by_everyone=not is_seeing_all()):
         raise _of_others(folder)

@@ -44,7 +44,7 @@ def image_name(number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """The number in the name of an image, or None if it is no such name."""
+    """The number in the name of an image; None if `name` is not the name of an image."""
     match = _IMAGE_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -55,7 +55,7 @@ def part_name(number: int) -> str:
 
 
 def is_criu_name(name: str) -> bool:
-    """Whether `name` may be that of a file of CRIU that is stored unchanged."""
+    """Whether a file of CRIU with this name may be in an image, unchanged."""
     return _CRIU_NAME.fullmatch(name) is not None
 
 
@@ -116,7 +116,7 @@ class PageFileFacts:
     """How the pages of one `pages-N.img` are stored.
 
     Args:
-        file: the N.
+        file: the number N.
         num_pages: all pages.
         num_zero: pages of zeros.
         num_equal: pages that equal a page of an older image.
@@ -143,7 +143,8 @@ class Part:
         root_pid: the number of the root process, as the processes see it.
         program: the name of the root process.
         num_processes: processes of the tree.
-        is_in_session_of_other: whether the leader of the root's session was outside of the tree. CRIU has to know it.
+        is_in_session_of_other: whether the leader of the root's session was outside of the tree. CRIU needs this
+            fact.
         page_files: its page files, ascending.
     """
 
@@ -277,7 +278,7 @@ class ImageManifest:
             raise ValueError(f"{entry.path!r} is in no part of the image")
         is_criu = is_criu_name(name)
         if not is_criu and not _PAGES_NAME.fullmatch(name):
-            raise ValueError(f"{entry.path!r} is no file of CRIU or of a page file")
+            raise ValueError(f"{entry.path!r} is neither a file of CRIU nor a table or regions")
         if is_criu and entry.size_bytes > MOST_FILE_BYTES:
             raise ValueError(f"{entry.path!r} has more than {MOST_FILE_BYTES} bytes")
 
@@ -310,7 +311,7 @@ class ImageManifest:
         """The canonical JSON, with a digest of itself; for a manifest that was read, the bytes that were read.
 
         Raises:
-            SaveError: it would be too large to be read.
+            SaveError: the manifest would be too large to be read.
         """
         return self.read_from or seal(
             {
@@ -333,7 +334,7 @@ class ImageManifest:
         return self.protection is not None and self.protection.is_encrypted
 
     def signed(self, protection: ImageProtection | None) -> "ImageManifest":
-        """This manifest, authenticated with the key of `protection`; None for an image without a protection."""
+        """This manifest, authenticated with the key of `protection`; None for an image without protection."""
         if protection is None or protection.key is None:
             return replace(self, protection=None)
         facts = ProtectionFacts(
@@ -412,7 +413,7 @@ def _protection(record: Any) -> ProtectionFacts | None:
 
 
 def _machine_record(machine: Machine) -> dict[str, Any]:
-    """Without GPUs the field is absent: images of earlier commits keep the digest by which others name them."""
+    """Without GPUs the field is absent, so that the digests of images without this field stay the same."""
     record = _plain(machine)
     gpus = record.pop("gpus")
     return {**record, "gpus": [*gpus]} if gpus else record

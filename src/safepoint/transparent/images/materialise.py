@@ -63,7 +63,7 @@ def raw_bytes(manifest: ImageManifest) -> int:
 def materialise(
     location: ImageLocation, name: str, target: Path, *, progress: Progress | None = None
 ) -> ImageManifest:
-    """Write what CRIU had written, one folder for each part, and check all of it.
+    """Write the files that CRIU had written, one folder for each part, and check all of them.
 
     Args:
         location: where the image is.
@@ -72,7 +72,7 @@ def materialise(
         progress: called with the number of bytes of pages written since the last call.
 
     Raises:
-        ImageError: a fault in the image or in one that it needs. The files in `target` must not be used.
+        ImageError: the image, or an image that it needs, has a fault. The files in `target` must not be used.
         StorageError: `target` has too little space.
         OSError: files cannot be read or written.
     """
@@ -213,7 +213,7 @@ def _protection(location: ImageLocation, manifest: ImageManifest, path: str) -> 
 
 
 def _copy(source: ProtectedFile, target: Path, entry: FileEntry) -> None:
-    """Copy the content of a file, and check what was copied: another program may have changed the file."""
+    """Copy the content of a file, and check the copied bytes, because another program may have changed the file."""
     if source.stored_bytes != entry.size_bytes:
         raise _altered(entry.path)
     digester = FileDigester()
@@ -227,7 +227,7 @@ def _copy(source: ProtectedFile, target: Path, entry: FileEntry) -> None:
 
 
 def _check_content(file: ProtectedFile, digester: FileDigester, entry: FileEntry) -> None:
-    """Compare the content of a file with its entry, unless its key has authenticated it while it was read."""
+    """Compare the content of a file with its entry, unless a key authenticated the content while it was read."""
     if file.is_authenticated:
         return
     digester.update(memoryview(file.tags()))

@@ -54,7 +54,7 @@ def open_images(
     only_authentic: bool = False,
     progress: Progress | None = None,
 ) -> Generator[ImageLocation]:
-    """Open a location. What was fetched from an object store is deleted at the end of the `with` block.
+    """Open a location. Files that were fetched from an object store are deleted at the end of the `with` block.
 
     Args:
         location: where the images are.

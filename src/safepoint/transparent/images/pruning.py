@@ -1,12 +1,12 @@
 """Deletes the images that no policy keeps, and that no kept image needs.
 
-These images are always kept: the newest image, the newest valid one, those that a process reads, damaged ones, and
-the images that any of these needs. An image whose manifest cannot be read, such as one of a newer release, may need
-any older image, so older images are kept, too.
+These images are always kept: the newest image, the newest valid image, images that a process reads, damaged images,
+and the images that any of these needs. An image whose manifest cannot be read, such as an image of a newer release,
+may need any older image. So all older images are kept too.
 
-These rules apply to the images of the location's key, and separately to those without protection: another person may
-have put images with higher numbers here, and no image of the key is deleted because of them. Images that state
-another key are always kept: without that key, it is not known who has made which of them.
+These rules apply separately to the images of the location's key, and to the images without protection. So no image of
+the key is deleted because another person has put images with higher numbers here. Images that state another key are
+always kept: without that key, it is not known who has made them.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ class Pruned:
 
 
 def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bool = False) -> Pruned:
-    """Delete images, newest first, so that an image never lacks one that it needs.
+    """Delete images, newest first, so that an image never lacks an image that it needs.
 
     Args:
         location: where the images are.
-        policies: which to keep; the number of an image replaces a checkpoint's step.
+        policies: which images to keep; the number of an image replaces a checkpoint's step.
         is_dry_run: only find out what would be deleted.
 
     Raises:
@@ -64,7 +64,7 @@ def prune(location: ImageLocation, policies: Sequence[Policy], *, is_dry_run: bo
             except (OSError, SafepointError) as error:
                 reason = error.message if isinstance(error, SafepointError) else error.strerror
                 failed.append((one.name, reason or str(error)))
-                break  # the older ones may be needed by this one
+                break  # this image may need the older images
             deleted.append(one)
     return replace(plan, deleted=tuple(deleted), failed=tuple(failed))
 

@@ -40,7 +40,7 @@ _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger("safepoint")
 _MODE = 0o600
 _MOST_COPIED_BYTES = MOST_FILE_BYTES - (1 << 20)
-"""So that the file has room for its tags."""
+"""Less than `MOST_FILE_BYTES`, so that the stored file has room for its tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def _continued(
     """The chain that a new image can continue, and the pages to which the new image may refer.
 
     The tables of the newest image in the chain are checked as for a restore, because the new image copies their
-    references. With a wrong reference, it could not be restored, and its processes would be lost.
+    references. With a wrong reference, the new image could not be restored, and its processes would be lost.
     """
     if not parent:
         return (), None
@@ -172,7 +172,7 @@ def _continued(
 
 
 def check_tables(chain: Sequence[ImageManifest], tables: Mapping[tuple[int, int], PageTable]) -> None:
-    """Check that each page of an image is stored in the image or in one that it names.
+    """Check that each page of an image is stored in the image or in an image that it names.
 
     Args:
         chain: the image and the images that it names, newest first.
@@ -232,7 +232,7 @@ def open_tables(location: ImageLocation, manifest: ImageManifest) -> Iterator[tu
     """Open the tables of all page files of an image one by one, each with the numbers of part and page file.
 
     Raises:
-        ImageError: a table is damaged, or is not the one that the manifest describes.
+        ImageError: a table is damaged, or is not the table that the manifest describes.
         OSError: a table cannot be read.
     """
     protection = location.protection_of(manifest)

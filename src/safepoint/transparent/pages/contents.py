@@ -1,7 +1,7 @@
 """What pages contain: whether they are zero, and their digests.
 
-The digest of a page is XXH3-128 with the seed of the chain. The seed is random and only in the image, so an attacker
-cannot construct data with the digest of another page.
+The digest of a page is XXH3-128 with the seed of the chain. The seed is random, and only the image contains it, so an
+attacker cannot construct data with the digest of another page.
 """
 
 from typing import Any

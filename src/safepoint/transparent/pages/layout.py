@@ -22,7 +22,8 @@ MOST_SOURCES = 7
 RUN = np.dtype([("num_pages", "<u4"), ("image", "<u4"), ("part", "<u4"), ("file", "<u4"), ("first", "<u8")])
 REGION = np.dtype([("size_bytes", "<u4"), ("digest", "V16")])
 DIGEST = np.dtype([("low", "<u8"), ("high", "<u8")])
-"""The digest of one page. Only its equality matters; the two halves are numbers so that numpy can compare them."""
+"""The digest of one page. Digests are only compared for equality. The halves are numbers, so that numpy can compare
+them."""
 DIGEST_BYTES = 16
 REGIONS_HEADER = struct.pack("<8sII", b"SPREGION", 1, 0)
 
@@ -66,7 +67,7 @@ class TableHeader:
         return self.SIZE_BYTES + runs + regions + self.num_pages * DIGEST_BYTES + DIGEST_BYTES
 
     def to_bytes(self) -> bytes:
-        """The header as it is in the file."""
+        """The bytes of the header in the file."""
         return _HEADER.pack(
             _TABLE_MAGIC,
             _VERSION,

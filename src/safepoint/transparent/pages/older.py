@@ -25,7 +25,7 @@ _MOST_DISTANCES = 8
 class OlderPages:
     """The pages of the previous image, to which a new image may refer.
 
-    They are numbered over all page files of the previous image, in the order of `tables`.
+    Their numbers run over all page files of the previous image, in the order of `tables`.
     """
 
     def __init__(self, tables: Mapping[tuple[int, int], PageTable], *, most_listed: int = MOST_LISTED) -> None:
@@ -98,7 +98,7 @@ class OlderPages:
     def _compare(
         self, found: NDArray[np.int64], numbers: NDArray[np.int64], digests: NDArray[Any], distance: int
     ) -> None:
-        """Compare the pages that are not found yet with the old pages at a distance."""
+        """Compare the new pages that have no match yet with the old pages at a distance."""
         missing = np.flatnonzero(found < 0)
         candidates = numbers[missing] + distance
         is_there = (candidates >= 0) & (candidates < self._begins[-1])

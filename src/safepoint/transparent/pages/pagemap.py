@@ -93,7 +93,7 @@ def _ranges(records: Iterator[bytes]) -> Iterator[AddressRange]:
         if flags & PARENT or not flags & PRESENT or flags > PARENT | LAZY | PRESENT:
             raise ValueError(f"the pages at {one.address:#x} are not in its pages file (flags {flags})")
         if one.address < end or one.address % PAGE_BYTES or not one.num_pages:
-            raise ValueError(f"its ranges do not ascend, or are no whole pages, at {one.address:#x}")
+            raise ValueError(f"its ranges do not ascend, or are not whole pages, at {one.address:#x}")
         end, num_pages = one.address + one.num_pages * PAGE_BYTES, num_pages + one.num_pages
         if end > _MOST_ADDRESS or num_pages > MOST_PAGES:
             raise ValueError(f"it has addresses or page counts that no process has, at {one.address:#x}")

@@ -71,7 +71,7 @@ def _read(
     write: _Write | None,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Read all pages, and write them if `write` is given. After the last ones, their digest is compared."""
+    """Read all pages, and write them if `write` is given. After the last page, compare the digest of all pages."""
     require_packages()
     digester = xxhash.xxh3_128()
     for pages in _read_ahead(table, _Regions(files), write):
@@ -83,7 +83,7 @@ def _read(
 
 
 class _Regions:
-    """Decompressed regions; the last used ones are kept. Several threads may use this cache at the same time."""
+    """A cache of the regions that were decompressed last. Several threads may use it at the same time."""
 
     def __init__(self, files: Mapping[PageFileId, RegionFile]) -> None:
         self._files = files
@@ -111,7 +111,7 @@ class _Regions:
 
 
 def _read_ahead(table: PageTable, regions: _Regions, write: _Write | None) -> Iterator[memoryview]:
-    """The pages in order. Other threads read, decompress and write them, some pieces ahead."""
+    """The pages in order. Other threads read, decompress and write pieces in advance."""
 
     def work(batch: Sequence[_Piece], offset: int) -> list[memoryview]:
         found: list[memoryview] = []

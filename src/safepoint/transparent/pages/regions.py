@@ -25,7 +25,7 @@ def _block() -> Any:
 
 
 def compress(pages: memoryview) -> memoryview:
-    """The bytes that are stored for the pages of a region: compressed ones, or `pages` itself."""
+    """The bytes that are stored for the pages of a region: compressed bytes, or `pages` itself."""
     packed: bytes = _block().compress(pages, store_size=False)
     return memoryview(packed) if len(packed) <= len(pages) - len(pages) // _LEAST_SAVED else pages
 
@@ -69,7 +69,7 @@ class RegionFile:
                 because the number of descriptors of a process is limited.
 
         Raises:
-            ImageError: it has another size than the table states, or another header.
+            ImageError: the file is not a file of regions, or has another size than the table states.
             OSError: the file cannot be read, is a link, or is not a regular file.
         """
         self.name = path.name

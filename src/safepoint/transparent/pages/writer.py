@@ -1,7 +1,8 @@
 """Writes a page file: a raw stream of pages becomes `pages-N.regions` and `pages-N.table`.
 
-The stream is read once, in blocks of 4 MiB. What grows with the stream (runs, digests) is written to temporary files
-and joined at the end, so memory stays the same for a stream of any size. Other threads compress regions meanwhile.
+The stream is read once, in blocks of 4 MiB. Data that grows with the stream (runs, digests) is written to temporary
+files and joined at the end, so the memory does not depend on the size of the stream. Other threads compress regions
+meanwhile.
 
 Not promised: that the files are durable or committed. `transparent.images` does that.
 """
@@ -60,7 +61,7 @@ class WrittenPages:
 
     Args:
         num_pages: pages of the stream.
-        num_zero: of these, pages of zeros.
+        num_zero: how many of these pages are zeros.
         num_equal: pages that equal a page of an older image.
         num_stored: pages in the regions.
         table: size and digests of `pages-N.table`.
@@ -104,7 +105,7 @@ def write_pages(
         part: the number of the part of the image.
         file: the N of CRIU's `pages-N.img`.
         seed: the seed of the chain.
-        older: the pages of the previous image; None for an image that refers to no other.
+        older: the pages of the previous image; None for an image that refers to no other image.
         protect: the protection of a file, by its name.
         progress: called with the number of bytes read since the last call.
 
@@ -173,7 +174,7 @@ def _fill(source: PageStream, buffer: bytearray) -> memoryview:
 
 
 class _Pages:
-    """Sorts the pages of each block into zero, equal and stored ones."""
+    """Sorts the pages of each block into zero, equal and stored pages."""
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class _Pages:
             found = self._older.find(inside + self.num_pages, of_others)
             is_equal = found >= 0
             places[inside[is_equal]] = self._older.references(found[is_equal])
-        # Without an equal page, a place is still zero. A hostile image may state that another page is zero, too.
+        # The place of a page without an equal page is still zero. A hostile image may also state that a page is zero.
         stored = inside[places["image"][inside] < FIRST_SOURCE]
         first = self._regions.num_pages
         places["image"][stored] = THIS_IMAGE

@@ -3,9 +3,9 @@
 The tags are those of AES-256-GCM. In an encrypted file, the bytes are encrypted. In an authenticated file, they are
 unchanged, so that a table can still be mapped: they are the associated data of an empty message.
 
-The nonce of a chunk is its number and, in the last byte, whether it is the last one. No nonce is used twice with the
-same key, because each file of each image has a key of its own, and is written once, from its beginning to its end. If
-a file is cut off, or its chunks are exchanged, the nonce of a chunk no longer matches its tag.
+The nonce of a chunk is its number and, in the last byte, whether it is the last chunk. No nonce is used twice with
+the same key, because each file of each image has its own key, and each file is written once, from its beginning to
+its end. If a file is cut off, or its chunks are exchanged, the nonce of a chunk no longer matches its tag.
 """
 
 import importlib
@@ -38,7 +38,7 @@ class FileProtection:
 
 
 def _cipher(key: bytes) -> Any:
-    # Not at the top, because a file without protection needs no such package.
+    # Imported here, because a file without protection does not need this package.
     return importlib.import_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM(key)
 
 
@@ -59,7 +59,7 @@ def content_bytes(stored_bytes: int) -> int:
 
 
 class ProtectedWriter:
-    """Writes a file from its beginning to its end. Without a protection, it has only its bytes.
+    """Writes a file from its beginning to its end. A file without protection has no tags.
 
     Args:
         file: an empty file.
@@ -183,7 +183,7 @@ class ProtectedFile:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether what is read is compared with the tags, which needs the key."""
+        """Whether reads are compared with the tags, which needs the key."""
         return self._cipher is not None
 
     def tags(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The keys of images: a user's own one, and those in files that commands name.
+"""The keys of images: a user's own key, and keys in files that commands name.
 
 One key is enough for any number of images: each image has random salt, from which its own keys are derived (HKDF with
 SHA-256), one for its manifest and one for each of its files. So no two files ever share a key.
@@ -40,7 +40,7 @@ def read_key(path: Path) -> ImageKey:
     """The key in a file that a person has named.
 
     Raises:
-        StorageError: the file cannot be read, has not exactly 32 bytes, or other users can read it.
+        StorageError: the file cannot be read, does not have exactly 32 bytes, or other users can read it.
     """
     hint = f"make a key with: (umask 077; head -c 32 /dev/urandom > {path})"
     return ImageKey(load_key(path, what=_WHAT, hint=hint))

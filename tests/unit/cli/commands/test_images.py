@@ -35,7 +35,7 @@ def test_images_are_listed_newest_first(images: Path) -> None:
 def test_an_image_is_shown(images: Path) -> None:
     """A folder stands for its newest image."""
     shown = safepoint("images", "show", images).stdout
-    assert "pages: 3, of which 1 zero, 1 in older images, 1 here" in shown
+    assert "pages: 3, of which 1 zero, 1 in older images, 1 in this image" in shown
     assert "needs: image-1" in shown
     assert "needs: no other image" in safepoint("images", "show", images / "image-1").stdout
     assert safepoint("images", "show", images.parent / "other").code == 14

@@ -81,7 +81,7 @@ def test_the_cost_of_saves_that_delay_nothing() -> None:
 
 def test_no_interval_if_everything_is_announced() -> None:
     outcome = safepoint(*INTERVAL, "--announced", "1")
-    assert outcome.stdout.startswith("best interval  none: periodic saves gain nothing here; 100.00 %")
+    assert outcome.stdout.startswith("best interval  none: periodic saves gain nothing; 100.00 %")
     assert safepoint(*INTERVAL, "--announced", "1", "--json").document["best_interval_s"] is None
 
 

@@ -74,7 +74,7 @@ def test_the_place_in_the_queue() -> None:
     waiting = job(queue="gpus")
     found = details(Cluster(), waiting)
     assert found == {"last_lines": [], "queue_place": 2}
-    assert "  place       number 2 of those that wait in the queue" in page(waiting, None, [], None, details=found)
+    assert "  position    number 2 of the jobs that wait in the queue" in page(waiting, None, [], None, details=found)
 
 
 def test_a_version_that_leads_to_another_path() -> None:

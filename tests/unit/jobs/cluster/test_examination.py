@@ -83,7 +83,7 @@ def test_the_right_to_see_the_place_in_a_queue_is_named() -> None:
     cluster = Cluster("kueue.x-k8s.io", "visibility.kueue.x-k8s.io", denied=_PLACE)
     [found] = [one for one in examine_cluster(cast("ClusterApi", cluster)) if one.check == "rights"]
     assert (found.status, found.found) == (Status.WARNING, "you are not allowed to get localqueues/pendingworkloads")
-    assert "does not show the place of a job" in found.why
+    assert "does not show the position of a job" in found.why
     assert found.fix is not None
     assert "apiGroups [visibility.kueue.x-k8s.io], resources [localqueues/pendingworkloads]" in found.fix
 

@@ -55,10 +55,10 @@ def test_what_arguments_say(text: str, expected: dict[str, Any]) -> None:
         ("--save_total_limit -4", "--save_total_limit -4 is no limit"),
         ("--save_total_limit 2.5", "--save_total_limit 2.5 is no limit"),
         ("--save_total_limit", "--save_total_limit is no limit"),
-        ("--use_peft --lora_r many", "--lora_r many is not the rank of an adapter"),
+        ("--use_peft --lora_r many", "--lora_r many is not a valid rank of an adapter"),
         ("--optim lomo", "--optim lomo: what this optimizer keeps is not known"),
         ("--use_peft --lora_modules_to_save lm_head", "--lora_modules_to_save lm_head: PEFT also saves"),
-        ("--deepspeed none.json", "--deepspeed none.json: this file cannot be read here"),
+        ("--deepspeed none.json", "--deepspeed none.json: this machine cannot read this file"),
     ],
 )
 def test_an_argument_that_is_not_used_is_noted(text: str, note: str) -> None:

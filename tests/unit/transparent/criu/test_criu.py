@@ -1,6 +1,8 @@
 """Finding CRIU, reading its log, and looking at processes: without CRIU, and without root."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.transparent.criu.messages import explain
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import find_criu
-from safepoint.transparent.criu.trees import name_of, processes_of, resident_bytes
+from safepoint.transparent.criu.trees import held, kill, name_of, processes_of, resident_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +128,20 @@ def test_obstacles_are_found_before_anything_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(FreezeError, match=r"process 7 \(python\)") as caught:
         refuse_obstacles([7], tmp_path)
     assert "USE_LIBUV=0" in str(caught.value.hint)
+
+
+_BIG = "kept = b'x' * (200 << 20); print(flush=True); import sys; sys.stdin.read()"
+
+
+def test_killed_processes_have_ended() -> None:
+    """The kernel takes a while to free their memory. Until then, their numbers and ports are in use."""
+    command = [sys.executable, "-c", _BIG]
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.enter_context(process)
+            assert process.stdout is not None
+            process.stdout.readline()
+            with held([process.pid]) as processes:
+                kill(processes)
+                assert process.poll() == -signal.SIGKILL

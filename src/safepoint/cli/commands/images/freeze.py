@@ -44,7 +44,7 @@ def freeze(
             "--to",
             metavar="LOCATION",
             help="Where the image is made: a folder, or a prefix in an object store.",
-            show_default="for a job, a folder that is deleted with it",
+            show_default="for a job, a folder that is deleted with the job",
         ),
     ] = None,
     leave_running: Annotated[
@@ -61,9 +61,9 @@ def freeze(
     it go on in the middle of a step, and `safepoint resume` continues from its newest checkpoint.
 
     The image holds the memory of the processes, with all passwords in it. In a folder, only root can read it. It is
-    authenticated with your own key, or with the key in --key, so that `safepoint thaw` finds each change. An image
-    can use pages of older images in the same place instead of storing them again. `safepoint images show` names the
-    images that an image needs: keep them. If something fails, the processes run on, and there is no image.
+    authenticated with your own key, or with the key in --key, so that `safepoint thaw` detects every change. An image
+    can use pages of older images in the same location instead of storing them again. `safepoint images show` names
+    the images that an image needs: keep them. If something fails, the processes run on, and there is no image.
 
     Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such job or process; 11 another process
     writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root, or the
@@ -142,7 +142,7 @@ def thaw(
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
     or other jobs use its CPUs or GPUs; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, you are not
-    root, or the memory of GPUs cannot be restored here.
+    root, or this machine cannot restore the memory of GPUs.
     """
     from safepoint.transparent.criu.program import find_criu
 

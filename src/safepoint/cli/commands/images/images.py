@@ -92,7 +92,7 @@ def show(image: ImageArgument, key: KeyOption = None, connection: Connection = N
         f"  machine: {manifest.machine.architecture}, Linux {manifest.machine.kernel}, CRIU {manifest.machine.criu}"
         f"{', ' + plural(len(manifest.machine.gpus), 'GPU') if manifest.machine.gpus else ''}",
         f"  pages: {num_pages}, of which {num_zero} zero, {num_pages - num_zero - num_stored} in older images, "
-        f"{num_stored} here",
+        f"{num_stored} in this image",
         f"  size: {format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory",
         f"  needs: {', '.join(source.name for source in manifest.sources) or 'no other image'}",
         f"  key: {key_facts(manifest, location)[1]}",
@@ -111,8 +111,8 @@ def verify(
     """Check one image, or all images of a location.
 
     Without --deep, only the manifests, the tables of pages and the sizes of files are checked. With the key of an
-    image, the command finds every change in what it checks, also one that a person has made on purpose. An encrypted
-    image cannot be checked without its key. Exit code 14: an image is damaged, or there is none.
+    image, the command detects every change in what it checks, also a change that was made on purpose. An encrypted
+    image cannot be checked without its key. Exit code 14: an image is damaged, or there is no image.
     """
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -160,8 +160,8 @@ def prune(
 
     These images always stay: the newest one, the newest valid one, damaged ones, those that are being read, and all
     images that one of these needs. Images that state another key than yours, or than that of --key, stay, too. Images
-    without protection are counted by themselves. Exit code 11: an image is being written there. Exit code 13: an
-    image could not be deleted.
+    without protection are counted separately. Exit code 11: an image is being written to the location. Exit code 13:
+    an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)
@@ -192,8 +192,8 @@ def prune(
     print_answer(as_json, document, lines or ["nothing to delete"])
     for name, reason in found.failed:
         raise StorageError(
-            f"{location.where(name)} cannot be deleted ({reason}); it stays, and so do the older ones, which it may "
-            "need",
+            f"{location.where(name)} cannot be deleted ({reason}); it stays, and the older images stay because it "
+            "may need them",
             hint="fix the owner or the attributes of the folder, then run the command again",
         )
 

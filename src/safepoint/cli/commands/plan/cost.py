@@ -92,7 +92,8 @@ def cost(
     example: Annotated[
         bool,
         typer.Option(
-            "--example", help="Print the example of Red Hat's article: its figures, and the same computed here."
+            "--example",
+            help="Print the example of Red Hat's article: its figures, and the same figures by the formulas.",
         ),
     ] = False,
     on: OnOfJob = None,
@@ -140,7 +141,7 @@ def cost(
         _print_history(name, history, price, interval_s or 3600.0, as_json=as_json)
         return
     if on is not None or namespace is not None:
-        raise UsageError("--on and --namespace name the place of a job, and --for names none", hint="add --for JOB")
+        raise UsageError("--on and --namespace name the place of a job, but --for names no job", hint="add --for JOB")
     check_shares(announced, ranks_only)
     if not announced:
         refuse_ignored(

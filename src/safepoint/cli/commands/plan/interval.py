@@ -190,7 +190,7 @@ def _row(interval_s: float, times: SaveTimes, interruptions: Interruptions, at_b
 
 def _lines(document: dict[str, Any], rows: list[dict[str, float]], inputs: str) -> list[str]:
     best_s = document["best_interval_s"]
-    found = {None: "none: periodic saves gain nothing here", 0.0: "after each step"}.get(best_s) or time_text(best_s)
+    found = {None: "none: periodic saves gain nothing", 0.0: "after each step"}.get(best_s) or time_text(best_s)
     pages = [
         ("best interval", f"{found}; {percent_text(document['productive'])} of the time is productive work (ETTR)"),
         ("Young 1974", f"{time_text(document['young_s'])}: an approximation from --mtbf and --stall alone"),
@@ -233,7 +233,7 @@ def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: In
         least = "The least time is lost with a save after each step"
     else:
         is_finite = math.isfinite(best_s)
-        least = f"The least time is lost at {time_text(best_s)}" if is_finite else "Periodic saves gain nothing here"
+        least = f"The least time is lost at {time_text(best_s)}" if is_finite else "Periodic saves gain nothing"
     marks: list[Mark] = []
     if SHORTEST_STEP_S < best_s < math.inf:
         lost = 1 - productive_share(best_s, times, interruptions)

@@ -87,8 +87,8 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
     if times.stall_s > _YOUNG_RANGE * mean_s:
         share = percent_text(times.stall_s / mean_s)
         found.append(
-            f"Young's formula is for a --stall of less than a tenth of --mtbf, and here it is {share} of --mtbf: his "
-            "interval is too long"
+            f"Young's formula is for a --stall of less than a tenth of --mtbf, but this --stall is {share} of "
+            "--mtbf: his interval is too long"
         )
     if times.stall_s >= 2 * mean_s:
         found.append("Daly's formula is for a --stall of less than twice --mtbf: from there on, it is --mtbf itself")

@@ -52,7 +52,7 @@ def read_for(
     # A folder with the name of a job, such as its output folder, is no file with arguments: the job is meant.
     is_job = text is not None and not (os.path.isfile(text) or "/" in text or path.suffix == ".json")
     if not is_job and (on is not None or namespace is not None):
-        what = "--for names none" if text is None else f"--for {text[:200]} is a file"
+        what = "--for names no job" if text is None else f"--for {text[:200]} is a file"
         option = "--on" if on is not None else "--namespace"
         raise UsageError(
             f"{option} names the place of a job, and {what}; nothing was computed",

@@ -239,7 +239,7 @@ def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
     if job is not None:
         return uid_of(job) != uid
     with contextlib.suppress(AccessDeniedError):
-        if api.find("jobsets", name) is not None:  # it may still create pods
+        if api.find("jobsets", name) is not None:  # the JobSet may still create pods
             return False
     with contextlib.suppress(AccessDeniedError):
         return not own_pods(name, api.objects("pods", labels=f"{JOBSET_LABEL}={name}"))

@@ -63,7 +63,7 @@ def find_runtime(api: ClusterApi, name: str) -> Runtime:
     """The TrainingRuntime of this name in the namespace; if there is none, the ClusterTrainingRuntime of this name.
 
     Raises:
-        NotFoundError: there is neither; the hint lists the ClusterTrainingRuntimes.
+        NotFoundError: there is no such runtime; the hint lists the ClusterTrainingRuntimes.
     """
     for kind, title in _RUNTIMES:
         found = api.find(kind, name)
@@ -147,7 +147,7 @@ def check_queue(api: ClusterApi, spec: ClusterSpec) -> None:
             known = sorted(map(name_of, api.objects("localqueues")))
             raise NotFoundError(
                 f"there is no queue {spec.queue} in namespace {api.namespace}; nothing was submitted",
-                hint=f"use one of {', '.join(known)}" if known else "leave --queue out: there are no queues here",
+                hint=f"use one of {', '.join(known)}" if known else "leave --queue out: the namespace has no queues",
             )
     if spec.priority_class is None:
         return

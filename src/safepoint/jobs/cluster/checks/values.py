@@ -35,7 +35,7 @@ def check_pod_names(name: str, num_nodes: int, replicated_job: str) -> None:
     Args:
         name: the name of the job.
         num_nodes: the number of its pods.
-        replicated_job: the name of the entry of `replicatedJobs` in its runtime whose pods train.
+        replicated_job: the name of the replicated job of its runtime whose pods train.
     """
     longest = f"{name}-{replicated_job}-0-{num_nodes - 1}{_UNIQUE}"
     if not name[:1].isalpha():
@@ -73,7 +73,7 @@ def check_values(spec: ClusterSpec) -> None:
     """Check resources, image, grace period, variables and the names of files.
 
     Raises:
-        UsageError: one of them is invalid.
+        UsageError: one of these values is invalid.
     """
     _check_resources(spec.resources)
     if spec.image is not None and not _IMAGE.fullmatch(spec.image):

@@ -94,7 +94,7 @@ def _not_certain(trainjob: Object, reason: str) -> ConflictError:
     name = name_of(trainjob)
     return ConflictError(
         f"it is not certain where job {name} saves: {reason}; nothing was done",
-        hint=f"give the location itself, with --connection if it needs keys, instead of job {name}; "
+        hint=f"give the location instead of job {name}, with --connection if the location needs keys; "
         f"`safepoint delete {name}` keeps the checkpoints",
     )
 
@@ -126,7 +126,7 @@ def location_of(output: str, job: str) -> Location:
     """The output location of a job.
 
     Raises:
-        ConflictError: it is not a valid location, or it is a folder in the job's pods.
+        ConflictError: the location is not valid, or is a folder in the job's pods.
     """
     try:
         location = parse_location(output)

@@ -128,7 +128,7 @@ def ending_without_answer(
     Args:
         job: the helper's Job; None if it is gone.
         pod: the Job's pod; None if the pod is gone.
-        said: the last lines of the pod's log that are no part of an answer.
+        said: the last lines of the pod's log that do not belong to an answer.
         memory: the limit of the pod's memory.
     """
     ended = at(_status(pod), "state", "terminated")
@@ -139,7 +139,7 @@ def ending_without_answer(
     if reason == "DeadlineExceeded":
         return WaitTimeoutError(
             f"the pod's deadline passed; {rest}",
-            hint="try again: the pod ends some minutes after your command has ended or lost the connection",
+            hint="run the command again. Its pod ends when the command has not reached the cluster for two minutes",
         )
     if said:
         hint = _OWN_IMAGE if "No module named" in said[-1] or "not found" in said[-1] else None

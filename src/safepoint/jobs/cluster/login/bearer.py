@@ -21,8 +21,8 @@ _UNAUTHORIZED = 401
 class Bearer(httpx2.Auth):
     """Sends a token. If the cluster refuses the token, `read` is called again: the token may have been renewed.
 
-    Several threads can use it. Of those whose token was refused at the same time, only one reads it again: `read` may
-    run a program that asks a person to log in.
+    Several threads can use this object. If several threads were refused with the same token, only one of them calls
+    `read`, because `read` may run a program that asks a person to log in.
 
     Args:
         what: where the token comes from, for messages.

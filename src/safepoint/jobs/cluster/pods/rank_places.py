@@ -10,14 +10,14 @@ from safepoint.jobs.cluster.pods.pod_fields import training_pods
 def place_of_rank(
     rank: int, trainjob: Object, pods: Sequence[Object], *, num_nodes: int, recorded: int | None
 ) -> int:
-    """The index of the node that a rank runs on, and a check that the job has this rank.
+    """Check that a job has a rank, and return the index of the node that the rank runs on.
 
     Args:
         rank: the rank.
         trainjob: the TrainJob.
         pods: its pods.
         num_nodes: its number of nodes.
-        recorded: the number of ranks in each pod that the record of the job states; None if it states none.
+        recorded: the number of ranks in each pod, from the record of the job; None if the record does not state it.
 
     Raises:
         NotFoundError: the job has fewer ranks.

@@ -1,4 +1,4 @@
-"""What only `status` says about a job: the last lines of a failed job, and the place of a waiting job in its queue.
+"""What only `status` says about a job: the last lines of a failed job, the position of a waiting job in its queue.
 
 Each takes a request of its own. If a request fails, or is not allowed, the value is missing.
 """
@@ -32,7 +32,7 @@ def details_of(api: ClusterApi, job: ClusterJob, pods_of: Callable[[str], Sequen
 
     Returns:
         `last_lines`: the last lines of the pod that failed first, at most ten; empty unless the job has failed.
-        `queue_place`: the place of the job in its LocalQueue, from 1; None if it does not wait or this is unknown.
+        `queue_place`: the position of the job in its LocalQueue, from 1; None if it does not wait or this is unknown.
     """
     lines: list[str] = []
     place: int | None = None
@@ -64,7 +64,7 @@ def _last_lines(api: ClusterApi, pods: Sequence[Object]) -> list[str]:
 
 
 def _place_in_queue(api: ClusterApi, queue: str, uid: str) -> int | None:
-    """The place in the queue, from Kueue's own server, which not every cluster has."""
+    """The position in the queue, from Kueue's own server, which not every cluster has."""
     api.check_name(queue)
     version = at(api.read_once(_VISIBILITY), "preferredVersion", "version")
     if not isinstance(version, str):

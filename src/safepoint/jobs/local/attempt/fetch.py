@@ -156,7 +156,7 @@ def _from_hub(one: Input) -> Path:
         reason = str(error).strip().partition("\n")[0]
         command = f"hf download {repository} --repo-type {one.kind}"
         online_hint = "check storage_uri and access_token; to use only the cache, set HF_HUB_OFFLINE=1"
-        hint = f"where the network allows it: {command}" if is_offline else online_hint
+        hint = f"while this machine can reach the Hub, type: {command}" if is_offline else online_hint
         raise StorageError(f"{type(error).__name__}: {reason}", hint=hint) from error
     _check_snapshot(Path(path), wanted)
     if is_offline:
@@ -177,7 +177,7 @@ def _check_snapshot(path: Path, wanted: Sequence[str]) -> None:
     if not wanted and list((repository / "blobs").glob("*.incomplete")):
         raise StorageError(
             f"a download into the cache {repository} was interrupted, and files may be missing",
-            hint="resume the job where the network allows it, and without HF_HUB_OFFLINE",
+            hint="resume the job when this machine can reach the Hub, and without HF_HUB_OFFLINE",
         )
 
 

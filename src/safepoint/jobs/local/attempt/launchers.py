@@ -132,7 +132,7 @@ class Launchers:
         return record
 
     def readopt(self) -> None:
-        """Make place for the exit codes of launchers that were restored."""
+        """Create the folder for the exit codes of restored launchers."""
         self._plan_file(0).parent.mkdir(parents=True, exist_ok=True)
 
     def _plan_file(self, node: int) -> Path:

@@ -1,7 +1,7 @@
-"""Looks whether a job makes progress after its processes were restored from an image.
+"""Checks whether a job makes progress after its processes were restored from an image.
 
-Processes that were restored may live and wait for ever. So only progress counts, in the time that the pace of the job
-before the freeze suggests.
+Restored processes may be alive but wait for ever. So only progress counts. The time limit follows from the pace of
+the job before the freeze.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class ThawWatch:
         self._used_s = _processor_time_of(self._folder)
 
     def is_stuck(self) -> bool:
-        """Whether the job has made no progress within its limit. Never, if its pace is not known."""
+        """Whether the job has made no progress within its limit. False if its pace is not known."""
         passed_s = clock.monotonic_s() - self._begun_s
         if self.limit_s is None or passed_s < self.limit_s:
             return False

@@ -1,7 +1,8 @@
 """Freezes a job of this machine into a process image, and restores its processes.
 
-The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended:
-`thaw` lets its processes continue in the middle of a step. So does `resume`, unless there is a newer checkpoint.
+The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended.
+`thaw` lets its processes continue in the middle of a step. `resume` does the same, unless there is a newer
+checkpoint.
 """
 
 import contextlib
@@ -70,8 +71,8 @@ def freeze_job(
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: the job does not run, or something else was requested meanwhile; then it runs on.
-        FreezeError, SafepointError, OSError: it could not be frozen, and runs on.
+        ConflictError: the job does not run; or another action was requested meanwhile, and the job runs on.
+        FreezeError, SafepointError, OSError: the job could not be frozen, and runs on.
     """
     from safepoint.transparent.freeze import freeze_trees
 
@@ -189,7 +190,7 @@ def restore_job(history: History, job: JobRecord, *, actor: str) -> None:
 def _adoption(
     history: History, job: JobRecord, path: str, actor: str, *, check: Callable[[], None]
 ) -> "Callable[[Sequence[Restored]], None]":
-    """What records the restored processes as the launchers of the job's newest attempt."""
+    """A function that records the restored processes as the launchers of the job's newest attempt."""
 
     def adopt(restored: "Sequence[Restored]") -> None:
         with history.transaction():
@@ -233,7 +234,7 @@ def _launchers_of(history: History, job: JobRecord) -> list[int]:
     for pid in everything:
         if pid not in trees and processes_of(pid):
             raise FreezeError(
-                f"process {pid} ({name_of(pid)}) of job {job.name} is not below a launcher; nothing was frozen",
+                f"process {pid} ({name_of(pid)}) of job {job.name} is not a child of a launcher; nothing was frozen",
                 hint="wait until it has ended, or end it",
             )
     return roots
@@ -294,8 +295,8 @@ def _refuse_others(job: JobRecord, restored: "Sequence[Restored]", image: str) -
     own = processes.processes_of(job_folder(job.name))
     if len(restored) != job.num_nodes or not all(one.pid in own for one in restored):
         raise FreezeError(
-            f"{image} is not the image of job {job.name}: another one is in its place; the restored processes were "
-            "ended",
+            f"{image} is not the image of job {job.name}, but another image of the same name; the restored processes "
+            "were ended",
             hint=f"`safepoint resume {job.name}` continues from its newest checkpoint",
         )
 

@@ -1,11 +1,11 @@
-"""Freezes the launchers of a run into a process image at its deadline, if its ranks reach no safe point before.
+"""Freezes the launchers of a run into a process image at the deadline, if the ranks cannot save before it.
 
 A rank can hang in C code, or evaluate for longer than the grace period. Then there is no checkpoint of the running
-step, and `--freeze-as-last-resort` makes an image instead. This process is outside of the launchers' trees, so it can
-freeze them; it has forwarded the stop request to them.
+step, and `--freeze-as-last-resort` makes an image instead. This process has forwarded the stop request to the
+launchers. It is outside of their trees, so it can freeze them.
 
-The last part of the grace period is reserved for the image, as much as the size of the processes suggests. Ranks know
-that, and finish or give up their step before.
+The last part of the grace period is reserved for the image. Its length follows from the size of the processes. The
+ranks read this length, and finish or give up their step before the reserved time begins.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _BASE_S = 3.0
 _BYTES_PER_S = 100e6
-"""A very busy machine with two cores freezes, compresses and commits so much in a second (docs/process-images.md)."""
+"""What a very busy machine with two cores freezes, compresses and commits in a second (docs/process-images.md)."""
 _LOOK_EVERY_S, _LOOK_EARLY_S = 5.0, 0.1
 _ENDING_S = 0.5
 """How long ranks that have saved in time may take to end."""
@@ -36,7 +36,7 @@ _log = logging.getLogger("safepoint")
 
 
 def needed_s(num_bytes: int) -> float:
-    """How long an image of processes takes, about, from the first stopped process to the commit.
+    """About how long an image of processes takes, from the first stopped process to the commit.
 
     Args:
         num_bytes: the memory of the processes.
@@ -104,7 +104,7 @@ class LastResort:
         return bool(records) and all(record.exit_code is None for record in records)
 
     def freeze(self, before_end: Callable[[str], None]) -> "Frozen":
-        """Freeze the launchers. This is tried once; if it fails, they run on, and end at their deadline.
+        """Freeze the launchers. This is tried once. If it fails, the launchers run on, and end at their deadline.
 
         Args:
             before_end: called with the path of the image when it is committed, before the processes are ended.

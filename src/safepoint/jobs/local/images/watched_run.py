@@ -86,7 +86,7 @@ def _require_files() -> None:
             is_null = stat.S_ISCHR(mode) and os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
             if not stat.S_ISREG(mode) and not is_null:
                 raise UnsupportedError(
-                    f"--freeze-as-last-resort: the {name} of this command is no file, and a process that is restored "
+                    f"--freeze-as-last-resort: the {name} of this command is not a file, and a restored process "
                     "could not print there; nothing was started",
                     hint="redirect it: `safepoint run … >>run.log 2>&1`",
                 )
@@ -158,7 +158,7 @@ class _WatchedRun:
             self._launcher.send(signal.SIGTERM)
 
     def _restore(self) -> bool:
-        """Restore the launcher from the newest image, if that is newer than all checkpoints, and return whether."""
+        """If the newest image is newer than all checkpoints, restore the launcher from it. Returns whether it did."""
         if self._settings.resume != "auto" or self._settings.from_scratch:
             return False
         with images_in(self._images) as location:

@@ -64,7 +64,7 @@ class Source:
         """Wait until the first `end` bytes of the file are copied.
 
         Raises:
-            GivenUpError: they will not be copied.
+            GivenUpError: these bytes will not be copied.
         """
         while self.available() < self.offset + end:
             clock.sleep(_POLL_S)

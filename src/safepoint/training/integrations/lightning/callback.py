@@ -291,7 +291,7 @@ def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
     for name, value in metrics.items():
         is_number = type(value) is torch.Tensor and value.numel() == 1 and value.layout is torch.strided
         if not isinstance(name, str) or not is_number or value.is_meta or value.is_quantized or value.is_nested:
-            raise ValueError(f"the metric {name!r:.80} is no tensor with one number")
+            raise ValueError(f"the metric {name!r:.80} is not a tensor with one number")
     return metrics
 
 

@@ -126,7 +126,7 @@ class LightningParts(Parts):
         return temporarily(self._trainer.strategy, checkpoint_io=DirectCheckpointIO(is_mapped=self._is_mapped))
 
     def _has_hook(self) -> bool:
-        """Whether a hook of the script gets the whole checkpoint. It may keep tensors of it."""
+        """Whether a hook of the script gets the whole checkpoint. Such a hook may keep tensors of the checkpoint."""
         trainer = self._trainer
         readers = [trainer.lightning_module, getattr(trainer, "datamodule", None), *trainer.callbacks]
         return any(
@@ -168,7 +168,7 @@ def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
         own: dict[str, Any] = callback.state_dict()
         for name, value in state_dict.items():
             if name in own and not _is_alike(value, own[name]):
-                raise ValueError(f"{name!r} of {type(callback).__name__} is of another kind than the callback's own")
+                raise ValueError(f"{name!r} of {type(callback).__name__} has another type than the callback's own")
         original(state_dict)
 
     return temporarily(callback, load_state_dict=load_state_dict)
@@ -208,14 +208,14 @@ def _check_scores(state: dict[str, Any]) -> None:
     """Check the scores in the state of a ModelCheckpoint, which compares them with those of later epochs.
 
     Raises:
-        ValueError: a score is no tensor with one number.
+        ValueError: a score is not a tensor with one number.
     """
     best: Any = state.get("best_k_models")
     scores = [state.get(name) for name in _SCORES]
     scores += list(cast("dict[str, Any]", best).values()) if isinstance(best, dict) else []
     for score in scores:
         if score is not None and not (isinstance(score, torch.Tensor) and score.numel() == 1):
-            raise ValueError("a score of ModelCheckpoint is no tensor with one number")
+            raise ValueError("a score of ModelCheckpoint is not a tensor with one number")
 
 
 def _check_counts(state: Any, *, are_counts: bool = False) -> None:

@@ -53,13 +53,13 @@ def install_before_ranks() -> None:
 
 
 def prepare_before_ranks() -> None:
-    """Make transformers build what it would build in each rank, if the Trainer is imported."""
+    """If the Trainer is imported, make transformers build the tables that it would otherwise build in each rank."""
     if "transformers.trainer" in sys.modules:
         build_mappings("")
 
 
 class _OutputsOfRank:
-    """The output folders of the rank that this process will be."""
+    """The output folders of the rank that this process becomes."""
 
     def contains(self, folder: Path) -> bool:
         return current_context().outputs.contains(folder)

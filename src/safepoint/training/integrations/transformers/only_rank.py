@@ -10,7 +10,7 @@ from typing import Any
 from safepoint.training.state.temporary_attributes import Overrides
 
 _REPLICATED = "MULTI_"
-"""How the names of those types of Accelerate begin that replicate the model, such as `MULTI_GPU`."""
+"""The prefixes of those of Accelerate's types that replicate the model, such as `MULTI_GPU`."""
 
 
 def train_unreplicated(accelerator: Any, overrides: Overrides) -> None:

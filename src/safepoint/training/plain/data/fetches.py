@@ -355,7 +355,7 @@ class _Fetched:
         self.rng = rng
 
     def pin_memory(self, *_: Any) -> "_Fetched":
-        """Called by a loader with `pin_memory=True`."""
+        """Pin the batch; a loader with `pin_memory=True` calls this method."""
         return _Fetched(_pin_memory(self.batch), self.rng)
 
 

@@ -1,4 +1,4 @@
-"""Checks of a session's parts: whether a rank can save their state, and whether a saved state fits the script's.
+"""Checks of a session's parts: whether a rank can save their state, and whether a saved state fits the script.
 
 A part is an object of the loop that has a state, such as the model or the optimizer. Classes are compared by name, so
 that no library is imported for a script that does not use it.
@@ -38,13 +38,13 @@ _SHARDS_OBSTACLE = (
 
 
 def check_savable(parts: Mapping[str, Any]) -> None:
-    """Refuse what a session cannot save.
+    """Refuse parts that a session cannot save.
 
     Args:
         parts: the parts, by name, as the script has given them.
 
     Raises:
-        UsageError: the ranks share a part in a way that only the part's library can save.
+        UsageError: the state of a part is divided among the ranks, and only the part's library can save it.
     """
     for name, part in parts.items():
         obstacle = _obstacle(part)
@@ -69,7 +69,7 @@ def shapes_of(state: Mapping[str, Any]) -> Shapes:
 
 
 def first_difference(saved: Shapes, now: Shapes) -> str:
-    """How two states differ, for the first name in alphabetical order that differs; empty when they agree.
+    """The first difference of two states, in the alphabetical order of the names; empty if there is none.
 
     Args:
         saved: the shapes in a checkpoint.

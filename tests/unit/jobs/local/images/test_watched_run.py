@@ -68,7 +68,7 @@ def test_a_pipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = os.dup(1)
     try:
         os.dup2(writer, 1)
-        with pytest.raises(SafepointError, match="the output of this command is no file") as caught:
+        with pytest.raises(SafepointError, match="the output of this command is not a file") as caught:
             _require_files()
     finally:
         os.dup2(kept, 1)

@@ -39,18 +39,18 @@ def changed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_settings(trainer: Any, saved: Any) -> tuple[dict[str, Any], list[str]]:
-    """Leave out of saved numbers what can only be a setting of the script.
+    """Separate saved counts and totals from numbers that can only be settings of the script.
 
-    A checkpoint of another person may have such numbers, and the script decides how a step is computed. A number
-    remains if some code sets it after the trainer was made. A container, which code changes without setting the
-    attribute, remains if the trainer was not made with it.
+    The script decides about settings, because another person may have written the checkpoint. A number is a count if
+    some code sets its attribute after the trainer was made. Code can change a container without setting the
+    attribute, so a container holds counts unless it was an argument of the trainer.
 
     Args:
         trainer: the trainer, as the script has made it.
         saved: the numbers of a checkpoint, by name.
 
     Returns:
-        The numbers that remain, and the names of the others whose value would have changed.
+        The counts and totals; and the names of the settings whose saved value differs from the value in the script.
     """
     numbers = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}
     if not numbers:
@@ -70,8 +70,8 @@ def without_settings(trainer: Any, saved: Any) -> tuple[dict[str, Any], list[str
 def restore_accumulators(trainer: Any, saved: Any) -> None:
     """Set the saved numbers on a trainer. The contents of a container are replaced in place.
 
-    An attribute is set only if its present value, or its default in the class, consists of numbers too: a file of a
-    checkpoint must not replace other attributes.
+    An attribute is set only if its present value, or its default in the class, consists of numbers too. A checkpoint
+    must not replace attributes that are not counts.
     """
     left_out = _names_in_trainer()
     for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():

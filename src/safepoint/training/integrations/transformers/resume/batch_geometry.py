@@ -115,8 +115,7 @@ class BatchGeometry:
         Args:
             samples_seen: this field of the checkpoint's manifest.
             epoch: this field of the checkpoint's manifest.
-            before: the checkpoint's geometry; with it, an epoch may use a different number of samples than with this
-                one.
+            before: the checkpoint's geometry. An epoch of this geometry may use a different number of samples.
         """
         assert self.num_samples is not None
         epochs = math.floor(epoch)

@@ -80,14 +80,15 @@ def restore_callbacks(trainer: Any) -> None:
 
 
 def limit_callbacks(trainer: Any) -> None:
-    """Limit what the Trainer's option `restore_callback_states_from_checkpoint` restores; call it before that.
+    """Limit what the Trainer's option `restore_callback_states_from_checkpoint` restores. Call this function first.
 
     The Trainer makes each callback again with arguments from the checkpoint, even a callback that saves no state, and
-    sets any attribute. What the callback does not save itself is removed here from the Trainer's state.
+    sets any attribute. This function removes from the Trainer's state everything that the callback does not save
+    itself.
 
     Raises:
-        ValueError: a saved value is of another kind than the callback's own, or an argument that is not a number
-            differs from the script's. It may be the path of a file.
+        ValueError: a saved value has another type than the callback's own, or an argument that is not a number
+            differs from the script's. Such an argument may be the path of a file.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     for name, records in list(saved.items()):
@@ -215,7 +216,7 @@ def _check_cycle(cycle: dict[str, Any]) -> None:
     if completions is not None:
         batches = cast("list[Any]", completions if isinstance(completions, list) else [])
         if not batches or not all(one is None or isinstance(one, dict) for one in batches):
-            raise ValueError("_buffered_inputs is no list of micro-batches")
+            raise ValueError("_buffered_inputs is not a list of micro-batches")
 
 
 def _check_figures(name: str, value: Any, own: Any) -> None:
@@ -234,7 +235,7 @@ def _check_figures(name: str, value: Any, own: Any) -> None:
     elif own is not None:
         NUMBER.check(name, value)
     if not _is_figure(value):
-        raise ValueError(f"{name} has an entry that is no number, or a name that is no text")
+        raise ValueError(f"{name} has an entry that is not a number, or a name that is not a text")
 
 
 def _is_figure(value: Any) -> bool:

@@ -33,9 +33,9 @@ class DataPosition:
         context: the context of this rank.
         saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
-        fetched: the states of the generators that are used when samples are read; see `RankState.fetched`.
-        restore: sets the random number states of the checkpoint's step. Called after the batches that were read ahead
-            have been fetched again.
+        fetched: the states of the generators that reading samples uses, from the checkpoint; see `RankState.fetched`.
+        restore: sets the random number states of the checkpoint's step. Before this call, the batches that the
+            interrupted run had read ahead are fetched again.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class DataPosition:
         return [generator.get_state() for generator in generators_of(self._loader)]
 
     def fetched(self, *, within_epoch: bool) -> dict[str, Any]:
-        """The states, for a checkpoint, of generators that are used when samples are read; see `RankState.fetched`.
+        """For a checkpoint: the states of the generators that reading samples uses; see `RankState.fetched`.
 
         Args:
             within_epoch: whether an epoch has started and not ended.
@@ -127,8 +127,8 @@ class DataPosition:
         if is_stateful and self._saved is not None:
             with states_of(WHERE):
                 is_finished = bool(self._saved.get("_iterator_finished"))
-                # The state after a finished pass is not loaded. A loader with this state would start the next pass
-                # too early.
+                # The state of a finished pass is not loaded: with it, the loader would begin the next pass, not end
+                # this one.
                 loader.load_state_dict({} if is_finished else self._saved)
             if is_finished:
                 return _LoaderOf(loader, lambda: iter(()))

@@ -83,7 +83,7 @@ def check_trainer_state(path: Path, *, step: int) -> None:
         step: the step of the checkpoint.
 
     Raises:
-        CheckpointError: the file is no JSON object, it is of another step, or a field has an invalid value.
+        CheckpointError: the file is not a JSON object or is of another step, or a field has an invalid value.
         OSError: the file cannot be read.
     """
     try:

@@ -108,7 +108,7 @@ class TrainerResume:
         """The position in the data."""
 
     def _with_geometry(self, point: ResumePoint) -> ResumePoint:
-        """The checkpoint of another program, with values of this run for what the checkpoint's files do not state."""
+        """The checkpoint of another program, completed with values of this run that the checkpoint's files lack."""
         manifest = point.manifest
         if point.foreign is not None and not point.foreign.is_batch_known:
             manifest = replace(
@@ -232,7 +232,7 @@ class TrainerResume:
         """Drop a best checkpoint that is outside this run's folders, or of a later step.
 
         If it were kept, the training would end with the weights of another run, or treat as the best checkpoint one
-        that it has yet to write. With a step that no folder can be named after, each save would fail.
+        that it has yet to write. If its step cannot be part of a folder's name, each save would fail.
 
         Args:
             folder: the folder of the checkpoint that the run resumes from.
@@ -338,8 +338,8 @@ class TrainerResume:
             path = self._point.path / _STATE
             with states_of(path):
                 saved = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float)
-                # The Trainer's state has the same epoch as the manifest. That of the manifest has a limit. With a
-                # higher one, the training would end at once, as if it were complete.
+                # The epoch in the Trainer's state must be that of the manifest, which has a limit. Without a limit,
+                # the training could end at once, as if it were complete.
                 passes, micro_batches = self.geometry.position_in_stream(
                     manifest.epoch,
                     max_steps=saved["max_steps"],
