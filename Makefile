@@ -18,7 +18,8 @@ INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --quiet --python
 VERSIONS := .venv/versions
 # A slower machine than a laptop is normal, and two test files at a time leave jobs half as fast.
-PYTEST := SAFEPOINT_TEST_PATIENCE=$${SAFEPOINT_TEST_PATIENCE:-2} $(BIN)/pytest
+export SAFEPOINT_TEST_PATIENCE ?= 2
+PYTEST := $(BIN)/pytest
 LANES := $(PYTEST) -n 2 --dist loadfile
 EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,transparent,trl]
 

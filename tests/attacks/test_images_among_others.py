@@ -3,6 +3,8 @@
 It would be the newest image, and the newest valid one: `prune --keep newest=1` would keep it, and delete all others.
 """
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,26 @@ def planted(request: pytest.FixtureRequest, location: ImageLocation, tmp_path: P
 def test_the_own_newest_one_stays(location: ImageLocation, planted: str) -> None:
     prune(location, parse_policies("newest=1"))
     assert location.names() == [planted, "image-3"]
+
+
+@pytest.mark.parametrize("key", [None, _OTHER], ids=["no key", "another key"])
+def test_an_image_that_only_states_the_own_key(key: ImageKey | None, location: ImageLocation, tmp_path: Path) -> None:
+    """On a machine without this key, nothing shows that the owner of the key has not made it. So all of them stay."""
+    own = location.read("image-3").protection
+    assert own is not None
+    other = ImageLocation(tmp_path / "others", _OTHER)
+    with other.writing(1000) as image:
+        dumped = Dump(folder=dump(tmp_path / "dump", {7: random_pages(9, 2)}), root_pid=7, program="x")
+        image.commit(store_dumps(image, [dumped], MACHINE))
+    forged = other.read("image-1000")
+    assert forged.protection is not None
+    forged = replace(forged, protection=replace(forged.protection, key_id=own.key_id))
+    (other.folder / "image-1000" / forged.file_name).write_bytes(forged.to_bytes())
+    shutil.copytree(other.folder / "image-1000", tmp_path / "images" / "image-1000")
+    elsewhere = (_bucket if isinstance(location, ImageBucket) else _folder)(tmp_path, key)
+    found = prune(elsewhere, parse_policies("newest=1"))
+    assert (found.deleted, found.of_other_keys) == ((), ("image-1000", "image-3", "image-2", "image-1"))
+    assert len(location.names()) == 4
 
 
 def test_what_was_deleted_before_a_failure_is_said(location: ImageLocation, monkeypatch: pytest.MonkeyPatch) -> None:

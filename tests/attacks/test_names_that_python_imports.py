@@ -1,5 +1,7 @@
 """A checkpoint has files that Python, or a tool, runs when a person starts it in the folder of the exported model."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,8 +53,28 @@ _RUN = [
     "gulpfile.js",
     "Tiltfile",
     "config.properties",
+    "evil-1.0.dist-info/entry_points.txt",
+    "Evil.egg-info/entry_points.txt",
+    "EGG-INFO/entry_points.txt",
+    "google/protobuf/__init__.py",
+    "google/cloud/storage/client.py",
+    "jax_plugins/evil/__init__.py",
+    "nvidia/cublas/lib/libcublas.so.12",
+    "__pycache__/modeling_chatglm.cpython-311.pyc",
+    "modeling_chatglm.pyc",
+    "modeling_chatglm.cpython-311-x86_64-linux-gnu.so",
+    "custom_generate/generate.pyc",
+    "python.exe",
+    "matplotlibrc",
+    "supervisord.conf",
+    "celeryconfig.py",
+    "Caddyfile",
+    "BUILD",
+    "build.gradle.kts",
+    "main.tf",
 ]
 _KEPT = [
+    "1_Pooling/config.json",
     "README.md",
     "added_tokens.json",
     "config.json",
@@ -60,9 +82,11 @@ _KEPT = [
     "configuration_utils.py",
     "custom_generate/generate.py",
     "model.safetensors",
+    "model.weights.egg.bin",
     "modeling_chatglm.py",
     "modeling_utils.py",
     "onnx/json/weights.bin",
+    "onnx/model.onnx",
     "quantization.py",
     "requirements.txt",
     "tokenization_chatglm.py",
@@ -93,6 +117,29 @@ def test_an_export_of_pieces_leaves_them_out(tmp_path: Path) -> None:
     assert {"tokenizer.json", "vocab.txt"} < set(found)
 
 
+def test_nothing_runs_where_a_model_was_exported(tmp_path: Path) -> None:
+    """Python looks in the current folder for installed packages, and their entry points name what torch imports."""
+    plugin = b"print('an attack ran')"
+    files = {
+        "evil-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
+        "evil-1.0.dist-info/entry_points.txt": b"[torch.backends]\nevil = modeling_evil:init\n",
+        "google/protobuf/__init__.py": plugin,
+        "modeling_evil.py": plugin,
+        "config.json": b"{}",
+        "model.safetensors": b"x",
+    }
+    output = prepared(tmp_path / "out")
+    commit(output, 10, {0: files})
+    inventory, _ = open_inventory(str(output.root))
+    export(inventory, inventory.item(), Location.of_folder(tmp_path / "model"))
+    program = "import importlib.metadata as m; [one.load() for one in m.entry_points(group='torch.backends')]"
+    program += "\ntry:\n import google.protobuf\nexcept ImportError: pass"
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path / "model", capture_output=True, text=True, check=True
+    )
+    assert "attack" not in found.stdout
+
+
 @pytest.mark.parametrize("path", _RUN)
 def test_each_name(path: str) -> None:
     assert is_obeyed(path)
@@ -111,10 +158,11 @@ def test_modules_that_are_installed_here(tmp_path: Path, monkeypatch: pytest.Mon
         (place / name).touch()
     monkeypatch.syspath_prepend(place)
     obeyed_names._installed.cache_clear()
-    for path in ("one_module.py", "One_Module.pyc", "compiled.py", "a_package_without_a_file/__init__.py"):
+    package = "a_package_without_a_file"
+    for path in ("one_module.py", "One_Module.pyc", "compiled.py", f"{package}/__init__.py", f"{package}/a/b.py"):
         assert is_obeyed(path), path
     assert not is_obeyed("another_module.py")
-    assert not is_obeyed("onnx/one_module.py")
+    assert not is_obeyed("custom_generate/one_module.py")
     monkeypatch.undo()
     obeyed_names._installed.cache_clear()
     assert not is_obeyed("one_module.py")

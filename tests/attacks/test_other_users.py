@@ -159,6 +159,20 @@ class TestPlantedFiles:
             OutputFolder(output / "below" if kind == "folder above" else output).create()
         assert list(elsewhere.iterdir()) == []
 
+    def test_safepoints_own_folder(self, shared: Path) -> None:
+        """Its owner could put another working folder in the place of the run's, and hold the lock."""
+        output = OutputFolder(shared)
+        (output.control / "work").mkdir(parents=True)
+        (output.control / "trash").mkdir()
+        give_away(output.control)
+        output.control.chmod(0o777)
+        for use in (output.create, output.prepare):
+            with pytest.raises(StorageError, match="belongs to another user"):
+                use()
+        assert sorted(path.name for path in output.control.iterdir()) == ["trash", "work"]
+        with pytest.raises(StorageError, match="belongs to another user"):  # it was made since
+            output.claim(wait_s=0, waiting=print)
+
     def test_own_folders_in_a_shared_one(self, shared: Path) -> None:
         """As everyone has them in /tmp."""
         OutputFolder(shared / "mine").create()

@@ -13,6 +13,7 @@ file is written (`checkpoint.tools.atomic_export`).
 """
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -26,6 +27,7 @@ from safepoint.errors import ConflictError, SaveError
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.volumes.needed import shortage
 
 Record = Manifest | NodePart
 """The file that says what a folder holds: a `Manifest` for a whole checkpoint, a `NodePart` for one node's part."""
@@ -184,13 +186,23 @@ class FolderDestination:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` a second name of the file `source`; where the file system has no hard links, copy the file."""
+    """Make `target` a second name of the file `source`. If that is not possible, copy the file.
+
+    It is not possible on a file system without hard links, and if the kernel refuses a link to another user's file.
+
+    Raises:
+        OSError: the file cannot be copied, or it would fill the disk: the source may be a hole of any size.
+    """
     try:
         no_links.link(source, target)
     except OSError:
-        descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
-            shutil.copyfileobj(file, copy)
+        with open_regular(source) as file:
+            why = shortage(target.parent, [(target.name, os.fstat(file.fileno()).st_size)])
+            if why:
+                raise OSError(errno.ENOSPC, f"it cannot be copied: {why}", str(source)) from None
+            descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(descriptor, "wb") as copy:
+                shutil.copyfileobj(file, copy)
 
 
 def fsync_parents(root: Path, paths: Iterable[str]) -> None:

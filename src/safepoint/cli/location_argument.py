@@ -61,13 +61,13 @@ def open_place(text: str) -> tuple[Inventory, str | None]:
 
 
 def pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint of this name; without a name, the newest complete one, with a warning that lists newer ones."""
+    """The checkpoint of this name; without a name, the newest one that counts. A warning lists newer ones."""
     item = inventory.item(name)
     if name is None:
         newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())
-        incomplete = [f"{other.name} ({state_of(other, other.faults, deep=False)})" for other in newer]
-        if incomplete:
-            console.set_up(0).warning("using %s; newer ones are not complete: %s", item.name, ", ".join(incomplete))
+        unused = [f"{other.name} ({state_of(other, other.faults, deep=False)})" for other in newer]
+        if unused:
+            console.set_up(0).warning("using %s; newer ones are not used: %s", item.name, ", ".join(unused))
     return item
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import StorageError
-from safepoint.foundation import clock, files
+from safepoint.foundation import clock
 from safepoint.foundation.shared_folders.record_locks import SET_LOCK, lock_file
 from safepoint.foundation.units import format_bytes, format_duration
+from safepoint.foundation.volumes import needed
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.opening import Tried, open_store, try_access
 from safepoint.storage.options import StorageOptions
@@ -54,7 +55,7 @@ def look_at_folder(folder: Path) -> Disk:
         place = place.parent
     if not place.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(place))
-    free_bytes = files.free_bytes(place)
+    free_bytes = needed.free_bytes(place)
     descriptor = _open_nameless(place)
     try:
         has_locks = True

@@ -33,7 +33,6 @@ from safepoint.foundation.shared_folders.record_locks import CANNOT_LOCK, GET_LO
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
-_UNKNOWN_BYTES = 1 << 62
 _log = logging.getLogger("safepoint")
 _NUM_LOCK_TRIES = 10
 
@@ -292,12 +291,6 @@ def _delete_deep(path: str, parent: int | None) -> None:
                             os.unlink(entry.name, dir_fd=inner)
                 os.rmdir(folder, dir_fd=top)
     shutil.rmtree(path, dir_fd=parent)
-
-
-def free_bytes(folder: Path) -> int:
-    """The free space for this user; 2^62 bytes if the file system, such as ramfs, reports no size."""
-    usage = shutil.disk_usage(folder)
-    return usage.free if usage.total else _UNKNOWN_BYTES
 
 
 def walk_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple[str, os.stat_result]]:

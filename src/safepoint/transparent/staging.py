@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.files import free_bytes
 from safepoint.foundation.shared_folders.temporary import may_be_replaced
 from safepoint.foundation.units import format_bytes
+from safepoint.foundation.volumes.needed import free_bytes
 from safepoint.snapshot.memory import host_memory
 from safepoint.transparent.secret_folders import secret_folder
 

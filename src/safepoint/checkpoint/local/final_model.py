@@ -16,6 +16,7 @@ from safepoint.checkpoint.format.digest import digest_file
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
 from safepoint.checkpoint.format.verify import list_files
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.foundation.environment import is_of_stranger
 from safepoint.foundation.shared_folders import no_links
 
 FINAL = "final"
@@ -103,11 +104,13 @@ def _scripts_model(root: Path, end: TrainingEnd) -> tuple[Path, list[str]]:
 
 def _in_final(root: Path) -> list[str] | None:
     own = root / FINAL
-    if own.is_symlink() or not own.is_dir():
+    if own.is_symlink() or not own.is_dir() or is_of_stranger(own):
         return None
     return [path for path, size in list_files(own).items() if size is not None and path != MANIFEST_NAME]
 
 
 def _at_root(root: Path) -> list[str]:
     with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    # In a folder to which everyone may write, another user may have put files there.
+    return sorted(name for name in names if not is_of_stranger(root / name))

@@ -29,7 +29,7 @@ from safepoint.checkpoint.local.retention import Candidate, Policy, select_super
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.environment import host_name, is_planted, is_planted_folder
+from safepoint.foundation.environment import host_name, is_of_stranger, is_planted, is_planted_folder
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import Lease, lease_on
 
@@ -95,9 +95,16 @@ class OutputFolder:
     def check_control(self) -> None:
         """Refuse links and special files among Safepoint's own files: writes to them would go outside the folder.
 
+        Also refuse a folder `.safepoint` of another user, who could replace what is written there.
+
         Raises:
-            StorageError: there is a link or a special file, or `.safepoint` cannot be read.
+            StorageError: there is a link or a special file, or `.safepoint` cannot be read, or is another user's.
         """
+        if is_of_stranger(self.control):
+            raise StorageError(
+                f"{self.control} belongs to another user, and others may write to {self.root}; nothing was changed",
+                hint="name another output folder",
+            )
         found = [self.control]
         try:
             while found:

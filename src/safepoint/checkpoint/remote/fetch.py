@@ -27,12 +27,11 @@ from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError, printable
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
-from safepoint.foundation.units import format_bytes
+from safepoint.foundation.volumes.needed import shortage
 from safepoint.storage.store import Store
 
 _IN_FLIGHT = 4
 _NUM_TRIES = 3
-_SPARE_BYTES = 64 << 20
 _IMPOSSIBLE_PATH = {
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.EINVAL, errno.EILSEQ, errno.ELOOP),
@@ -107,7 +106,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     no_links.make_folders(folder)
     check_room(
         folder,
-        sum(entry.size_bytes for entry in entries),
+        ((entry.path, entry.size_bytes) for entry in entries),
         consequence="nothing was fetched",
         hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
     )
@@ -123,25 +122,21 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
             os.close(descriptor)
 
 
-def check_room(folder: Path, size_bytes: int, *, consequence: str, hint: str) -> None:
-    """Check that files fit on the disk of a folder. A file may state any size: on its own disk it may be a hole.
+def check_room(folder: Path, needed: Iterable[tuple[str, int]], *, consequence: str, hint: str) -> None:
+    """Check that files fit on the disk of a folder; see `shortage`.
 
     Args:
         folder: an existing folder.
-        size_bytes: the size of the files.
+        needed: the path of each file, and its size in bytes.
         consequence: what was not done, for the error.
         hint: what the user can do.
 
     Raises:
         StorageError: the disk has too little free space.
     """
-    free_bytes = files.free_bytes(folder)
-    if free_bytes < size_bytes + _SPARE_BYTES:
-        raise StorageError(
-            f"{folder} has {format_bytes(free_bytes)} free, and the files need {format_bytes(size_bytes)}, "
-            f"plus {format_bytes(_SPARE_BYTES)} that must stay free; {consequence}",
-            hint=hint,
-        )
+    why = shortage(folder, needed)
+    if why:
+        raise StorageError(f"{why}; {consequence}", hint=hint)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ def state_of(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
         return item.kind
     if faults:
         return "damaged"
+    if item.is_of_other_user:
+        return "other user"
     return "verified" if deep else "complete"
 
 

@@ -231,7 +231,7 @@ def _model(
 def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> None:
     check_room(
         working,
-        sum(file.size_bytes for file in model),
+        ((file.path, file.size_bytes) for file in model),
         consequence="nothing was exported",
         hint="free some space, or name another folder",
     )

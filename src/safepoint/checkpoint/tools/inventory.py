@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from safepoint.checkpoint.foreign.examine import examine
-from safepoint.checkpoint.format.catalog import checkpoint_name, list_checkpoints, step_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manifest, Trigger
 from safepoint.checkpoint.format.verify import (
     Fault,
@@ -40,6 +40,7 @@ from safepoint.errors import (
     UnreadableError,
 )
 from safepoint.foundation import clock
+from safepoint.foundation.environment import is_of_stranger
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
@@ -112,6 +113,7 @@ class Item:
         created_s: when it was saved, by its manifest; `modified_s` where there is none.
         strays: paths that the manifest does not name. They do not count as faults.
         is_newer_format: whether a later release wrote it; then it is not deleted.
+        is_of_other_user: whether another user has made it, in a folder with the sticky bit to which others may write.
     """
 
     name: str
@@ -126,11 +128,18 @@ class Item:
     created_s: float
     strays: tuple[str, ...] = ()
     is_newer_format: bool = False
+    is_of_other_user: bool = False
 
     @property
     def is_complete(self) -> bool:
         """Whether all files of the manifest exist and have the sizes in it."""
         return self.kind is Kind.CHECKPOINT and self.stated is not None and not self.faults
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may be used without a person who names it. As in a run, it must be complete, and not be another
+        user's."""
+        return self.is_complete and not self.is_of_other_user
 
 
 class Inventory:
@@ -182,7 +191,7 @@ class Inventory:
         ]
 
     def item(self, name: str | None = None) -> Item:
-        """The item called `name`; for None, the newest complete checkpoint.
+        """The item called `name`; for None, the newest complete checkpoint that counts.
 
         Raises:
             NotFoundError: there is no item called `name`.
@@ -190,7 +199,7 @@ class Inventory:
         """
         where = self.store.location
         if name is None:
-            found = [item for item in self.items() if item.is_complete and item.name != FINAL]
+            found = [item for item in self.items() if item.counts and item.name != FINAL]
             missing: SafepointError = NothingValidError(f"{where} holds no complete checkpoint")
         else:
             found = [item for item in self.items() if item.name == name]
@@ -262,6 +271,7 @@ class Inventory:
             created_s=created_s if created_s < float("inf") else modified_s,
             strays=verdict.strays,
             is_newer_format=manifest is None and self._is_newer_format(prefix),
+            is_of_other_user=self.folder is not None and is_of_stranger(self.folder / prefix.partition("/")[0]),
         )
 
     def _is_newer_format(self, prefix: str) -> bool:
@@ -348,11 +358,8 @@ class Inventory:
             if item.kind is Kind.CHECKPOINT
             and item.stated is not None
             and item.name == checkpoint_name(item.stated.step)
+            and not item.is_of_other_user
         }
-        # As in a run, leave out checkpoints of other users in a folder with the sticky bit.
-        if self.folder is not None:
-            counted = {step_of(path) for path in list_checkpoints(self.folder)}
-            by_step = {step: item for step, item in by_step.items() if step in counted}
         candidates = [
             replace(Candidate.of(item.stated), is_valid=item.is_complete, is_in_use=self.is_in_use(item))
             for item in by_step.values()

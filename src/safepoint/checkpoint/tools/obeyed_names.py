@@ -2,10 +2,12 @@
 
 A checkpoint may contain files of any name, and someone else may have written it. At the target of an export they
 would belong to this user. There they could become the settings of a program, such as `.git/hooks` or `uv.toml`, or
-modules that Python, when it is started there, imports instead of its own, such as `json.py` or `torch.py`.
+modules that Python, when it is started there, imports instead of its own, such as `json.py` or `torch.py`. Python
+also looks there for installed packages: the file `entry_points.txt` in a folder `x.dist-info` names modules, which
+libraries such as torch import as their plugins.
 
 No file of a model has such a name. The code of a model (`modeling_x.py`) has other names, and runs only if the user
-trusts it.
+trusts it. It is never compiled: a person could not read what runs.
 """
 
 import functools
@@ -27,11 +29,23 @@ _SETTINGS = {
     # Weights & Biases reads `wandb/settings`, which may name the server that gets the user's key.
     *("pylintrc", "pylintrc.toml", "gunicorn.conf.py", "ansible.cfg", "wandb"),
     *("compose.override.yaml", "compose.override.yml", "docker-compose.override.yml", "docker-compose.override.yaml"),
+    # Its `backend` may name a module.
+    *("matplotlibrc", "supervisord.conf", "celeryconfig.py", "caddyfile", "php.ini", "startup.m"),
+    *("guardfile", "podfile", "fastfile", "capfile", "thorfile", "dangerfile", "berksfile", "puppetfile"),
+    *("build.sbt", "settings.gradle", "settings.gradle.kts", "build.gradle.kts", "package.swift", "mix.exs"),
+    *("build.zig", "magefile.go", "build", "buck", "meson.options", "meson_options.txt", "cmakepresets.json"),
+    *("cmakeuserpresets.json", "taskfile.dist.yml", "taskfile.dist.yaml", "devbox.json", "devenv.nix"),
+    *("lefthook.yml", "turbo.json", "nx.json", "lerna.json", "pulumi.yaml", "kustomization.yaml", "chart.yaml"),
+    # Compiled modules that Python runs in place of their sources, and what describes an installed package.
+    *("__pycache__", "egg-info"),
 }
 """The names, in lower case, of files that a program obeys when a person starts it in their folder: Safepoint itself,
 Python's tools, and tools that build or start something."""
 _FORMS = re.compile(
-    r"(jupyter|ipython)(_\w+)?_config\.(py|json)|(gulp|grunt)file\.\w+|.+\.config\.[cm]?[jt]s", re.ASCII
+    r"(jupyter|ipython)(_\w+)?_config\.(py|json)|(gulp|grunt)file\.\w+|.+\.config\.[cm]?[jt]s|.+\.tf"
+    # The folders of installed packages; and compiled modules, libraries and programs.
+    r"|.+\.(dist-info|egg-info|egg)|.+\.(py[co]|so|pyd|dll|dylib|exe|bat|cmd)|.+\.so\.[\d.]+",
+    re.ASCII,
 )
 """Forms of such names, in lower case."""
 _STARTED = {
@@ -51,29 +65,27 @@ _USUAL = {
     *("pydantic", "pydantic_core", "dateutil", "six", "joblib", "threadpoolctl", "cloudpickle", "numba", "llvmlite"),
     *("onnx", "onnxruntime", "optimum", "gguf", "kernels", "compressed_tensors", "xformers", "apex", "timm", "cv2"),
     *("av", "librosa", "soundfile", "functorch", "torchgen", "torchao", "torchdata", "nvidia", "cuda", "cupy"),
-    *("pynvml", "unsloth", "liger_kernel", "sglang", "llama_cpp", "ctranslate2", "mpi4py"),
+    *("pynvml", "unsloth", "liger_kernel", "sglang", "llama_cpp", "ctranslate2", "mpi4py", "jax_plugins"),
+    *("mpl_toolkits", "azure", "opentelemetry"),
 }
 """The packages, in lower case, that programs import to use a model. They may be installed on another machine only."""
 _SUFFIXES = (".py", ".pyw", ".pyc", ".pyo", ".so", ".pyd")
+_SOURCES = (".py", ".pyw")
 
 
 def is_obeyed(path: str) -> bool:
     """Whether a file of a checkpoint, by its path there, is to be left out of an export."""
-    parts = path.split("/")
+    parts = path.lower().split("/")
     # A shell passes a name that begins with a hyphen to a command as an option: `rm *`.
-    if any(part.startswith((".", "-")) or part.lower() in _SETTINGS for part in parts):
+    if any(part.startswith((".", "-")) or part in _SETTINGS or _FORMS.fullmatch(part) for part in parts):
         return True
-    name = parts[-1].lower()
-    if _FORMS.fullmatch(name):
-        return True
-    if not name.endswith(_SUFFIXES):
+    if not parts[-1].endswith(_SOURCES):
         return False
-    module = name.partition(".")[0]
-    is_package = module == "__init__" and len(parts) > 1
-    if is_package:
-        module = parts[-2].lower()
-    is_at_top = len(parts) == (2 if is_package else 1)
-    return module in _STARTED or (is_at_top and _is_imported(module))
+    module = parts[-1].partition(".")[0]
+    if module == "__init__" and len(parts) > 1:
+        module = parts[-2]
+    # Of a package without a file `__init__.py`, such as `google`, Python imports each part that it finds first.
+    return module in _STARTED or _is_imported(parts[0].partition(".")[0])
 
 
 def _is_imported(module: str) -> bool:

@@ -65,8 +65,8 @@ def check_checkpoint(
             raise CheckpointError(f"{place.child(name)} is not complete: {error}") from error
         sizes = {item.key.removeprefix(f"{name}/"): item.size_bytes for item in store.list(name)}
         faults = tuple(compare_listing(manifest.files, sizes))
-    if manifest is None or faults:
-        why = faults[0] if faults else "it has no manifest"
+    if manifest is None or faults or manifest.step != step:
+        why = faults[0] if faults else "it has no manifest of this step"
         raise CheckpointError(f"{place.child(name)} is not complete: {why}")
     return CheckpointReceipt(
         step=manifest.step,

@@ -47,7 +47,8 @@ def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
 
 
 def remove_all(inventories: Iterable[Inventory], output: str) -> int:
-    """Delete the checkpoints and the final model of a run. What Safepoint did not write stays.
+    """Delete the checkpoints and the final model of a run. What Safepoint did not write stays, and so do checkpoints
+    of other users in a folder that everyone may write to.
 
     Args:
         inventories: the inventories of the run's output location, and of the folder in front of an object store.
@@ -64,7 +65,8 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
     kept: set[str] = set()
     failed: dict[str, str] = {}
     for inventory in inventories:
-        found = remove(inventory, (item for item in inventory.items() if item.kind is not Kind.FOREIGN))
+        own = [one for one in inventory.items() if one.kind is not Kind.FOREIGN and not one.is_of_other_user]
+        found = remove(inventory, own)
         deleted |= {item.name for item in found.deleted}
         kept |= {item.name for item in found.kept}
         failed |= {item.where: reason for item, reason in found.failed}

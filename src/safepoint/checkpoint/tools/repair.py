@@ -77,7 +77,7 @@ def repair(
         ConflictError: a run is using the place.
         StorageError: the location cannot be read or written.
     """
-    items = inventory.items()
+    items = [item for item in inventory.items() if not item.is_of_other_user]
     damaged: list[Item] = []
     for item in items:
         if item.kind in {Kind.CHECKPOINT, Kind.PART} and not item.is_newer_format:

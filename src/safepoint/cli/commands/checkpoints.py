@@ -173,11 +173,12 @@ def adopt(
     have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
     inventory, name = open_place(location)
-    items = [item for item in ([inventory.item(name)] if name else inventory.items()) if item.kind is Kind.FOREIGN]
-    found = adopting.adopt(inventory, items, accumulation=accumulation, dry_run=dry_run, progress=show_reading)
-    documents, lines = adoption_answers(found, dry_run=dry_run)
+    found = [inventory.item(name)] if name else [item for item in inventory.items() if not item.is_of_other_user]
+    items = [item for item in found if item.kind is Kind.FOREIGN]
+    done = adopting.adopt(inventory, items, accumulation=accumulation, dry_run=dry_run, progress=show_reading)
+    documents, lines = adoption_answers(done, dry_run=dry_run)
     print_answer(as_json, documents, lines or [f"nothing to adopt in {location}: every checkpoint has a manifest"])
-    check_adopted(found, location)
+    check_adopted(done, location)
 
 
 @app.command()
@@ -250,7 +251,7 @@ def copy(
     """
     inventory, name = open_place(source)
     place = _place_around(target, name)
-    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.is_complete]
+    items = [inventory.item(name)] if name else [item for item in inventory.items() if item.counts]
     if not items:
         raise NothingValidError(f"{inventory.store.location} holds no complete checkpoint; nothing was copied")
     for item in items:  # check all items, so that an error is raised before any copy begins
@@ -308,7 +309,7 @@ def export(
         where, paths = str(location), exporting.export_pieces(open_store(location), "", place, progress=progress)
     else:
         inventory, name = open_place(source)
-        finals = [item for item in inventory.items() if item.name == "final" and item.is_complete]
+        finals = [item for item in inventory.items() if item.name == "final" and item.counts]
         item = finals[0] if finals and name is None else pick(inventory, name)
         where, paths = item.where, exporting.export_item(inventory, item, place, progress=progress)
     document = {"from": where, "to": str(place), "files": paths}

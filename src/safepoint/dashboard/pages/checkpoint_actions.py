@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from safepoint.checkpoint.local.retention import KeepNewest
 from safepoint.checkpoint.tools.copy import check_outside, copy
 from safepoint.checkpoint.tools.documents import verify_document
 from safepoint.checkpoint.tools.export import export_item
@@ -178,11 +179,11 @@ def _export(inventory: Inventory, name: str, target: Location) -> Outcome:
 
 def _delete(inventory: Inventory, name: str) -> Outcome:
     item = inventory.item(name)
-    # As `safepoint checkpoints prune` does, keep the newest valid checkpoint, damaged ones, and those of others.
-    complete = [one for one in inventory.items() if one.is_complete and one.name != "final"]
-    if not item.is_complete or not complete or complete[0].name == name:
+    # Only what `safepoint checkpoints prune --keep newest=1` may delete, too.
+    if name not in {one.name for one in inventory.superseded([KeepNewest(1)])}:
         raise ConflictError(
-            f"{item.where} is the newest complete checkpoint, or is not complete; nothing was deleted",
+            f"{item.where} is the newest valid checkpoint of its run, or is damaged, or another user or program has "
+            "made it; nothing was deleted",
             hint="`safepoint checkpoints repair --drop-damaged` removes damaged ones",
         )
     found = remove(inventory, [item])

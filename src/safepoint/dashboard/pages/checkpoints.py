@@ -161,7 +161,7 @@ def _commands(location: str, rows: Sequence[CheckpointRow], on: str) -> list[tup
     """What else can be done with the checkpoints, each with its command."""
     verify = f"safepoint checkpoints verify --deep{on} {shlex.quote(location)}"
     found = [("read all files, and compare their digests", verify)]
-    newest = next((row.item for row in rows if row.item.is_complete), None)
+    newest = next((row.item for row in rows if row.item.counts), None)
     if newest is not None:
         where = shlex.quote(newest.where)
         target = "pvc://claim/model" if on else "model"

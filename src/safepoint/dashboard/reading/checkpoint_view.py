@@ -227,7 +227,7 @@ def reasons_to_keep(
     has_limit = any(policy.is_limit for _, policy in policies)
     runs: dict[str, list[tuple[str, Candidate]]] = {}
     for item in items:
-        if item.is_complete and item.stated is not None and item.name != FINAL:
+        if item.counts and item.stated is not None and item.name != FINAL:
             runs.setdefault(item.stated.run_id, []).append((item.name, Candidate.of(item.stated)))
     found: dict[str, tuple[str, ...]] = {}
     for named in runs.values():

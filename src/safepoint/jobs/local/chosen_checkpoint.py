@@ -67,7 +67,7 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
             "changed",
             hint="to use it, copy it to a folder that only you can write to, and submit a job with --resume PATH",
         )
-    others = [one for one in inventory.items() if one.stated is not None and one.name != "final"]
+    others = [one for one in inventory.items() if not one.is_of_other_user and one.name != "final"]
     newer = tuple(one.name for one in others if one.stated is not None and one.stated.step > step)
     return Choice(path=item.where, step=step, newer=newer)
 

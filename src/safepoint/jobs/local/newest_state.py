@@ -7,6 +7,7 @@ checked as far as possible without reading its pages.
 import platform
 from dataclasses import dataclass
 
+from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import NothingValidError, SafepointError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration
@@ -20,11 +21,11 @@ class Checkpoint:
 
     Args:
         step: its step.
-        created: when it was made, RFC 3339 UTC.
+        created_s: when it was made, seconds since 1970. What its manifest states may be no time.
     """
 
     step: int
-    created: str
+    created_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def newest_state(job: JobRecord, output: str | None, *, from_checkpoint: bool = 
     """
     if job.image is None or from_checkpoint:
         return NewestState(image=None, why="")
-    return choose(job.image, _newest_checkpoint(job, output))
+    return choose(job.image, None if output is None else newest_checkpoint(open_output(job.spec, output)))
 
 
 def choose(image: str, checkpoint: Checkpoint | None) -> NewestState:
@@ -70,12 +71,12 @@ def choose(image: str, checkpoint: Checkpoint | None) -> NewestState:
     )
     instead = "from the beginning" if checkpoint is None else f"from the checkpoint of step {checkpoint.step}"
     try:
-        created = _examine(image)
+        created_s = clock.parse_utc(_examine(image))
     except (SafepointError, OSError) as error:
         reason = error.message if isinstance(error, SafepointError) else error.strerror or str(error)
         return NewestState(image=None, why=f"{instead}, because the process image cannot be used: {reason}")
-    age = f"{format_duration(max(0.0, clock.parse_utc(clock.utc_now()) - clock.parse_utc(created)))} old"
-    if checkpoint is not None and clock.parse_utc(checkpoint.created) > clock.parse_utc(created):
+    age = f"{format_duration(max(0.0, clock.wall_s() - created_s))} old"
+    if checkpoint is not None and checkpoint.created_s > created_s:
         return NewestState(image=None, why=f"{instead}, which is newer than {printable(image)}, {age}")
     return NewestState(image=image, why=f"from {printable(image)}, {age}; {other}")
 
@@ -102,12 +103,19 @@ def _examine(image: str) -> str:
     return manifest.created
 
 
-def _newest_checkpoint(job: JobRecord, output: str | None) -> Checkpoint | None:
-    inventory = None if output is None else open_output(job.spec, output)
-    if inventory is None or (inventory.folder is not None and not inventory.folder.is_dir()):
+def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
+    """The newest checkpoint from which a run would resume, as far as that is known without reading its files.
+
+    Args:
+        inventory: the location of the checkpoints.
+
+    Raises:
+        SafepointError: it cannot be read.
+    """
+    if inventory.folder is not None and not inventory.folder.is_dir():
         return None
     try:
         item = inventory.item()
     except NothingValidError:
         return None
-    return None if item.stated is None else Checkpoint(step=item.stated.step, created=item.stated.created)
+    return None if item.stated is None else Checkpoint(step=item.stated.step, created_s=item.created_s)

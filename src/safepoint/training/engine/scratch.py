@@ -12,8 +12,8 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.errors import StorageError
-from safepoint.foundation import files
 from safepoint.foundation.shared_folders.temporary import private_parent
+from safepoint.foundation.volumes import needed
 from safepoint.snapshot.images.capture import Capture
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.keeper_client.client import KeeperClient
@@ -50,7 +50,7 @@ class Scratch:
                 raise OSError(errno.ENOENT, error.message) from error
             self._path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
             self.let_keeper_remove(keeper)
-        if files.free_bytes(self._path) < SMALL_FILES_BYTES:
+        if needed.free_bytes(self._path) < SMALL_FILES_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def let_keeper_remove(self, keeper: KeeperClient) -> None:

@@ -9,7 +9,7 @@ user sets an option such as `--from-scratch` or, with an object store, names ano
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -131,8 +131,8 @@ class CheckpointChooser:
         """Choose the checkpoint to resume from, and complete it in every folder.
 
         Args:
-            in_memory: a snapshot that an earlier start has left, the same on every rank. If no checkpoint is newer,
-                the snapshot is chosen, and no checkpoint is read.
+            in_memory: a snapshot that an earlier start has left, the same on every rank. It is chosen if no newer
+                checkpoint can be used; older ones are not read.
 
         Returns:
             The checkpoint, with its path on this node; None to begin at step 0.
@@ -142,25 +142,26 @@ class CheckpointChooser:
             CheckpointError: the checkpoint that `--resume` names is not valid.
             StorageError: the store cannot be read, or a disk has too little free space.
         """
-        settings = self._settings
-        is_first_start = self._first_start.is_now()
+        settings, is_first_start = self._settings, self._first_start.is_now()
         if settings.resume == "never" or (settings.from_scratch and is_first_start):
             self._set_aside_newer_than(-1, with_foreign=True)
             self._first_start.leave_mark()
             return None
-        if in_memory is not None:
-            found = in_memory.manifest
-            if found.step >= max(self._steps_in_folders(), default=0):
-                num_files, size_bytes = len(found.files), found.size_bytes
-                self._report(ResumedFromMemory(step=found.step, num_files=num_files, size_bytes=size_bytes))
-                return in_memory
         started_s = clock.monotonic_s()
+        newer: ResumePoint | None = None
+        if in_memory is not None:
+            kept = in_memory.manifest
+            newer = self._newest_of({step for step in self._steps_in_folders() if step > kept.step})
+            if newer is None:
+                self._set_aside_newer_than(kept.step)
+                self._report(ResumedFromMemory(step=kept.step, num_files=len(kept.files), size_bytes=kept.size_bytes))
+                return in_memory
         is_named = settings.resume != "auto"
         foreign = self._foreign.named(settings.resume) if is_named and self._reads_foreign else None
         # If `--resume` names a checkpoint of another program, later starts resume from it too, until a newer
         # checkpoint of Safepoint exists.
         uses_named = is_named and (is_first_start or (foreign is not None and self._is_newest(foreign.step)))
-        point = None if uses_named else self._newest(is_named=is_named)
+        point = None if uses_named else newer or self._newest(is_named=is_named)
         if point is None and foreign is not None:
             point = self._named_foreign(foreign)
         elif point is None and is_named:
@@ -205,13 +206,10 @@ class CheckpointChooser:
     def _newest(self, *, is_named: bool) -> ResumePoint | None:
         num_planted = self._report_planted()
         in_folders, in_store = self._steps_in_folders(), self._steps_in_store()
-        steps = sorted(in_folders | in_store, reverse=True)
-        for step in steps:
-            for candidate in self._candidates(step, is_in_store=step in in_store):
-                if self._complete(candidate):
-                    return self._point(candidate)
-        if is_named and not steps:
-            return None
+        steps = in_folders | in_store
+        point = self._newest_of(steps, in_store)
+        if point is not None or (is_named and not steps):
+            return point
         others = self._foreign.places()
         found = self._foreign.newest() if self._reads_foreign and not is_named else None
         if found is not None:
@@ -227,10 +225,13 @@ class CheckpointChooser:
             )
         if steps:
             on_first_rank(self._peers, lambda: refuse_invalid(self._output.root))
-        settings = self._settings
-        if num_planted and not (settings.from_scratch or settings.has_begun or self._peers.place.restart):
+        if num_planted and not (self._settings.from_scratch or self._settings.has_begun or self._peers.place.restart):
             on_first_rank(self._peers, lambda: refuse_planted(self._output.root, num_planted))
         return None
+
+    def _newest_of(self, steps: set[int], in_store: Collection[int] = ()) -> ResumePoint | None:
+        found = (self._candidates(step, is_in_store=step in in_store) for step in sorted(steps, reverse=True))
+        return next((self._point(one) for ones in found for one in ones if self._complete(one)), None)
 
     def _report_planted(self) -> int:
         """Report the checkpoints that are ignored: checkpoints of other users, whose number is returned, and

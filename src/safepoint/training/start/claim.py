@@ -102,7 +102,7 @@ def join_store(context: RankContext, output: OutputFolder, location: Location) -
         noted = ""
     if noted and noted != str(location) and any(output.manifests()):
         raise ConflictError(
-            f"the folder {output.root} holds checkpoints of {printable(noted)}, and this run's location is "
+            f"the folder {output.root} holds checkpoints of {printable(noted[:2000])}, and this run's location is "
             f"{location}; training was not started and nothing was changed",
             hint="name another folder with --local-dir. If the run is to continue from these checkpoints, first copy "
             f"them to its location: `safepoint checkpoints copy {output.root} {location}`",

@@ -82,7 +82,7 @@ def copy(
         with target.writing(number_of(manifest.name)) as image:
             check_room(
                 image.folder,
-                manifest.size_bytes,
+                ((entry.path, entry.size_bytes) for entry in manifest.files),
                 consequence=f"{manifest.name} was not copied",
                 hint="free some space; for an object store, set TMPDIR to a folder on a larger disk",
             )

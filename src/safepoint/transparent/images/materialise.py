@@ -12,9 +12,9 @@ from pathlib import Path
 from safepoint.checkpoint.format.digest import FileDigester, digest_file
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ImageError, StorageError
-from safepoint.foundation.files import free_bytes
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import format_bytes
+from safepoint.foundation.volumes.needed import free_bytes
 from safepoint.transparent.images.location import ImageLocation, Progress
 from safepoint.transparent.images.manifest import ImageManifest, is_criu_name, part_name
 from safepoint.transparent.images.store_dump import check_tables, is_table, open_tables, tables_of

@@ -4,8 +4,9 @@ These images are always kept: the newest image, the newest valid image, images t
 and the images that any of these needs. An image whose manifest cannot be read, such as an image of a newer release,
 may need any older image. So all older images are kept too.
 
-These rules apply separately to the images of each key, and to the images without a key. So no image of a key is
-deleted because another person has put images with higher numbers here.
+These rules apply separately to the images of the location's key, and to the images without protection. So no image of
+the key is deleted because another person has put images with higher numbers here. Images that state another key are
+always kept: without that key, it is not known who has made them.
 """
 
 import contextlib
@@ -28,12 +29,14 @@ class Pruned:
         deleted: the images that are gone, newest first.
         needed: the images that no policy keeps, and that a kept image needs or may need.
         unreadable: the images whose manifests cannot be read, newest first: they may need any older image.
+        of_other_keys: the images that state another key than that of the location, newest first.
         failed: the images that could not be deleted, each with the reason.
     """
 
     deleted: tuple[ImageManifest, ...] = ()
     needed: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    of_other_keys: tuple[str, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
 
@@ -75,15 +78,17 @@ def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
             manifests[name] = location.read(name)
         except ImageError:
             unreadable.append(name)
+    known_keys = {"", "" if location.key is None else location.key.id}
+    known = {name: one for name, one in manifests.items() if _key_of(one) in known_keys}
     candidates = [
         Candidate(
             step=manifest.number,
-            run_id="" if manifest.protection is None else manifest.protection.key_id,
+            run_id=_key_of(manifest),
             created_s=_created_s(manifest),
             is_valid=not location.faults(manifest),
             is_in_use=location.is_in_use(name),
         )
-        for name, manifest in manifests.items()
+        for name, manifest in known.items()
     ]
 
     def is_good(number: int) -> bool:
@@ -101,7 +106,12 @@ def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
         deleted=tuple(manifest for name, manifest in manifests.items() if name in chosen - needed),
         needed=tuple(name for name in manifests if name in chosen & needed),
         unreadable=tuple(unreadable),
+        of_other_keys=tuple(name for name in manifests if name not in known),
     )
+
+
+def _key_of(manifest: ImageManifest) -> str:
+    return "" if manifest.protection is None else manifest.protection.key_id
 
 
 def _created_s(manifest: ImageManifest) -> float:

@@ -13,8 +13,8 @@ from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.protection.keys import own_key
 from tests.support.criu_images import add_image, random_pages
 
-OLD = Checkpoint(step=3, created="2001-01-01T00:00:00.000Z")
-NEW = Checkpoint(step=9, created="2999-01-01T00:00:00.000Z")
+OLD = Checkpoint(step=3, created_s=1e9)
+NEW = Checkpoint(step=9, created_s=3e10)
 
 
 @pytest.fixture

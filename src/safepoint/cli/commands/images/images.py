@@ -159,8 +159,9 @@ def prune(
     """Delete the images that --keep does not select, and that no kept image needs.
 
     These images always stay: the newest one, the newest valid one, damaged ones, those that are being read, and all
-    images that one of these needs. The images of each key are counted separately. Exit code 11: an image is being
-    written to the location. Exit code 13: an image could not be deleted.
+    images that one of these needs. Images that state another key than yours, or than that of --key, stay, too. Images
+    without protection are counted separately. Exit code 11: an image is being written to the location. Exit code 13:
+    an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)
@@ -178,6 +179,7 @@ def prune(
         "deleted": [{"name": one.name, "size_bytes": one.size_bytes} for one in found.deleted],
         "needed": list(found.needed),
         "unreadable": list(found.unreadable),
+        "of_other_keys": list(found.of_other_keys),
         "failed": [{"name": name, "reason": reason} for name, reason in found.failed],
         "is_dry_run": dry_run,
     }
@@ -185,6 +187,8 @@ def prune(
     lines = [f"{location.where(one.name)}: {word} ({format_bytes(one.size_bytes)})" for one in found.deleted]
     lines += [f"{name} stays, because a kept image needs it, or may need it" for name in found.needed]
     lines += [f"{name} cannot be read: it may need all older images, so they stay" for name in found.unreadable]
+    others = found.of_other_keys
+    lines += [f"{name} states another key than yours, and stays: name its key with --key" for name in others]
     print_answer(as_json, document, lines or ["nothing to delete"])
     for name, reason in found.failed:
         raise StorageError(

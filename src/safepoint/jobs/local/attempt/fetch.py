@@ -21,6 +21,7 @@ from typing import Any
 from safepoint.errors import ExitCode, SafepointError, StorageError, UnsupportedError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.units import format_bytes
+from safepoint.foundation.volumes.needed import shortage
 from safepoint.jobs.model.inputs import HUB, STORE, Input
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
@@ -72,9 +73,9 @@ def _from_store(one: Input, folder: Path, working: Path) -> Path:
     if target.is_dir():
         _say(f"{one.source} was fetched before, and has not changed since: {target}")
         return target
-    if num_bytes > files.free_bytes(folder):
-        free = format_bytes(files.free_bytes(folder))
-        raise StorageError(f"it has {format_bytes(num_bytes)}, but {folder} has only {free} of free space")
+    why = shortage(folder, ((item.key, item.size_bytes) for item in found))
+    if why:
+        raise StorageError(f"{why}; nothing was fetched", hint="free some space, or set XDG_CACHE_HOME")
     _say(f"fetching {len(found)} files, {format_bytes(num_bytes)}, from {one.source}")
     working.mkdir(mode=0o700)
     with ThreadPoolExecutor(_NUM_THREADS) as threads:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import ExitCode, SafepointError, UnsupportedError, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.events import console
@@ -30,9 +31,11 @@ from safepoint.foundation.files import write_atomic
 from safepoint.foundation.processes import ProcessId, identify
 from safepoint.jobs.local.attempt.node import exit_file, read_exit_code, write_plan
 from safepoint.jobs.local.images.last_resort import LastResort, images_in
-from safepoint.jobs.local.newest_state import Checkpoint, choose
+from safepoint.jobs.local.newest_state import choose, newest_checkpoint
 from safepoint.progress.record import State, read_progress
 from safepoint.settings.run_settings import RunSettings, place_output
+from safepoint.storage.location import Location
+from safepoint.storage.opening import open_store
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.transparent.criu.program import Criu
 
@@ -162,9 +165,8 @@ class _WatchedRun:
             names = location.names()
             if not names or names[0] == self._last_restored():
                 return False
-            found = next(iter(self._output.manifests()), None)
-            checkpoint = None if found is None else Checkpoint(step=found[1].step, created=found[1].created)
-            begin = choose(location.where(names[0]), checkpoint)
+            inventory = Inventory(open_store(Location.of_folder(self._output.root)))
+            begin = choose(location.where(names[0]), newest_checkpoint(inventory))
             if begin.image is None:
                 _log.info("the run continues %s", begin.why)
                 return False

@@ -19,6 +19,7 @@ from safepoint.errors import ConflictError, StorageError
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import ByteCounter, format_bytes
+from safepoint.foundation.volumes import needed
 from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
 
 OTHERS = "others"
@@ -67,7 +68,7 @@ class Universal:
     def check_room(self) -> None:
         """Raise StorageError when the disk has too little space; nothing is written."""
         no_links.make_folders(self._folder)
-        free_bytes = files.free_bytes(self._folder)
+        free_bytes = needed.free_bytes(self._folder)
         if free_bytes < self.needed_bytes + _SPARE_BYTES:
             raise StorageError(
                 f"{self._folder.parent} has {format_bytes(free_bytes)} free, but the converted copy of the "

@@ -1,0 +1,66 @@
+"""Checks whether files fit on a disk before they are written.
+
+On another disk a file may be a hole. On this disk, many small files take much more than their sizes: each file ends
+in a block of its own, and each folder takes a block.
+"""
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from safepoint.foundation.units import format_bytes, plural
+
+_BLOCK_BYTES = 4096
+_SPARE_BYTES = 64 << 20
+_FEW_INODES = 1000
+"""So many inodes must stay free. Fewer files are not counted: some file systems state a number that is not true."""
+_UNKNOWN_BYTES = 1 << 62
+
+
+def free_bytes(folder: Path) -> int:
+    """The free space for this user; 2^62 bytes if the file system, such as ramfs, reports no size."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else _UNKNOWN_BYTES
+
+
+def shortage(folder: Path, files: Iterable[tuple[str, int]]) -> str:
+    """Why files do not fit on the disk of a folder, as a part of a sentence; empty if they fit.
+
+    Args:
+        folder: an existing folder.
+        files: the path of each file below the folder, and its size in bytes.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    sizes = dict(files)
+    num_blocks = sum(-(-size_bytes // _BLOCK_BYTES) for size_bytes in sizes.values())
+    num_folders = _num_folders(sizes)
+    needed_bytes = (num_blocks + num_folders) * _BLOCK_BYTES
+    num_inodes, free = len(sizes) + num_folders, free_bytes(folder)
+    if free < needed_bytes + _SPARE_BYTES:
+        return (
+            f"{folder} has {format_bytes(free)} free, and the files need {format_bytes(needed_bytes)}, plus "
+            f"{format_bytes(_SPARE_BYTES)} that must stay free"
+        )
+    disk = os.statvfs(folder)
+    if num_inodes > _FEW_INODES and disk.f_files and disk.f_favail < num_inodes + _FEW_INODES:
+        return (
+            f"{folder} has {plural(disk.f_favail, 'free inode')}, and the files need {num_inodes}, plus "
+            f"{_FEW_INODES} that must stay free"
+        )
+    return ""
+
+
+def _num_folders(paths: Iterable[str]) -> int:
+    """How many folders files are in. There may be far more folders than memory for their names."""
+    count, before = 0, list[str]()
+    # In this order, the files of a folder follow each other.
+    for path in sorted(path.replace("/", "\0") for path in paths):
+        folders = path.split("\0")[:-1]
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, folders, strict=False))
+        count += len(folders) - len(list(same))
+        before = folders
+    return count
