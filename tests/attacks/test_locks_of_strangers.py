@@ -1,4 +1,4 @@
-"""Another program holds the lock of a file that a frozen process had locked. Everyone who may read a file can do that.
+"""Another program holds the lock of a file that a frozen process had locked: who may read a file can do that.
 
 CRIU waits for the lock, and does not end while it waits.
 """
