@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, keep_temporary_folder
+from safepoint.foundation.temporary_folders.places import COMPILED_CODE, keep_temporary_folder
 from safepoint.foundation.volumes import mounts
 from safepoint.training.launcher import compile_cache
 from safepoint.training.launcher.compile_cache import CompileCache

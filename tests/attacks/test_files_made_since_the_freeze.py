@@ -152,12 +152,14 @@ def test_a_carried_folder_of_another_user(shared: Path, tmp_path: Path) -> None:
     (folder / "file").touch()
     (tmp_path / "part").mkdir()
     carry([folder], tmp_path / "part")
-    assert set_down(tmp_path / "part") == []
+    with set_down(tmp_path / "part") as restored:
+        assert restored == []
     os.chown(folder, _STRANGER, -1)
-    with pytest.raises(FreezeError, match="made by another user"):
-        set_down(tmp_path / "part")
+    with pytest.raises(FreezeError, match="made by another user"), set_down(tmp_path / "part"):
+        pass
     shutil.rmtree(folder)
-    assert set_down(tmp_path / "part") == [folder]
+    with set_down(tmp_path / "part") as restored:
+        assert restored == [folder]
 
 
 def test_a_carried_folder_below_one_of_another_user(shared: Path, tmp_path: Path) -> None:
@@ -168,8 +170,8 @@ def test_a_carried_folder_below_one_of_another_user(shared: Path, tmp_path: Path
     carry([folder], tmp_path / "part")
     shutil.rmtree(folder)
     os.chown(shared / "mine", _STRANGER, -1)
-    with pytest.raises(FreezeError, match="made by another user"):
-        set_down(tmp_path / "part")
+    with pytest.raises(FreezeError, match="made by another user"), set_down(tmp_path / "part"):
+        pass
     assert list((shared / "mine").iterdir()) == []
 
 
@@ -216,5 +218,5 @@ def test_malformed_files(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="cannot be read"):
         open_paths(tmp_path)
     (tmp_path / "carried-0.img").write_bytes(b"x" * 2048)
-    with pytest.raises((ImageError, tarfile.TarError)):
-        set_down(tmp_path)
+    with pytest.raises((ImageError, tarfile.TarError)), set_down(tmp_path):
+        pass

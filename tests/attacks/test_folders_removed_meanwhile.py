@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, provide_home
+from safepoint.foundation.temporary_folders.places import COMPILED_CODE, provide_home
 from safepoint.training.launcher import compile_cache
 from safepoint.training.launcher.compile_cache import CompileCache
 

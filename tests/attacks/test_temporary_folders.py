@@ -18,8 +18,8 @@ import pytest
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
 
-from safepoint.foundation.shared_folders import temporary
-from safepoint.foundation.shared_folders.temporary import may_be_replaced, possible_parents, private_parent
+from safepoint.foundation.temporary_folders import places
+from safepoint.foundation.temporary_folders.places import may_be_replaced, possible_parents, private_parent
 from safepoint.jobs.cluster.login.login_files import add_certificate
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.training.engine.scratch import Scratch
@@ -46,7 +46,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "memory"
     folder.mkdir()
     folder.chmod(0o1777)
-    monkeypatch.setattr(temporary, "_IN_MEMORY", folder)
+    monkeypatch.setattr(places, "_IN_MEMORY", folder)
     return folder
 
 
@@ -97,9 +97,9 @@ def test_no_other_folder(
     shared: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in a pod, where nothing is sticky. Outside of containers there is a warning."""
-    temporary._warn_of_others.cache_clear()
+    places._warn_of_others.cache_clear()
     memory.chmod(0o777)
-    monkeypatch.setattr(temporary, "is_seeing_all", lambda: True)
+    monkeypatch.setattr(places, "is_seeing_all", lambda: True)
     with caplog.at_level(logging.WARNING, "safepoint"):
         assert private_parent(prefers_memory=True) == shared
     assert "set TMPDIR to a folder to which only you may write" in caplog.text

@@ -12,7 +12,7 @@ from safepoint.errors import UsageError
 from safepoint.foundation import environment
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.environment import expand_home
-from safepoint.foundation.shared_folders.temporary import provide_home
+from safepoint.foundation.temporary_folders.places import provide_home
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.s3.credentials import find_keys
 

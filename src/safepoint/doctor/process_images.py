@@ -11,7 +11,7 @@ from safepoint.doctor.finding import Finding, Status
 from safepoint.doctor.programs import ask
 from safepoint.errors import SafepointError, UnsupportedError
 from safepoint.foundation.files import FolderLock
-from safepoint.foundation.shared_folders.temporary import private_parent
+from safepoint.foundation.temporary_folders.places import private_parent
 from safepoint.transparent.criu.program import VARIABLE, Criu, version_of
 from safepoint.transparent.packages import missing_packages
 from safepoint.transparent.secret_folders import secret_folder

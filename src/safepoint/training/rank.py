@@ -15,7 +15,7 @@ from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
 from safepoint.foundation.events.start_events import Phase
-from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, keep_temporary_folder
+from safepoint.foundation.temporary_folders.places import COMPILED_CODE, keep_temporary_folder
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training import program as user_program
 from safepoint.training.context.rank_context import RankContext, current_context

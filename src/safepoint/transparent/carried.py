@@ -5,14 +5,16 @@ restored only if its path does not exist, so an archive cannot replace a file. A
 this path is refused.
 """
 
+import contextlib
 import os
 import shutil
 import tarfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, ImageError, printable
 from safepoint.foundation.environment import is_planted
+from safepoint.foundation.temporary_folders.abandoned import kept
 from safepoint.transparent.images.manifest import MOST_FILE_BYTES
 
 _FOLDER = "safepoint.folder"
@@ -46,15 +48,16 @@ def carry(folders: Iterable[Path], target: Path) -> None:
             )
 
 
-def set_down(source: Path, users: Collection[int] = ()) -> list[Path]:
-    """Restore the folders that do not exist any more.
+@contextlib.contextmanager
+def set_down(source: Path, users: Collection[int] = ()) -> Generator[list[Path]]:
+    """Restore the folders that do not exist any more. Until the block ends, no launcher removes one of the folders.
 
     Args:
         source: the folder of a part.
         users: the users of the processes. A folder that exists may belong to them, to this user, or to root.
 
-    Returns:
-        The folders that were restored.
+    Yields:
+        The folders that were restored. If the block raises an exception, they are deleted.
 
     Raises:
         FreezeError: another user has made one of the folders; nothing was restored.
@@ -62,18 +65,19 @@ def set_down(source: Path, users: Collection[int] = ()) -> list[Path]:
         OSError: a file cannot be written.
     """
     restored: list[Path] = []
-    try:
-        for path in sorted(source.glob(_NAMES)):
-            _set_down(path, users, restored)
-    except BaseException:
-        for folder in restored:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return restored
+    with contextlib.ExitStack() as stack:
+        try:
+            for path in sorted(source.glob(_NAMES)):
+                _set_down(path, users, restored, stack)
+            yield restored
+        except BaseException:
+            for folder in restored:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
-def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
-    """Restore a folder, and note in `restored` that it was made."""
+def _set_down(path: Path, users: Collection[int], restored: list[Path], stack: contextlib.ExitStack) -> None:
+    """Restore a folder, note in `restored` that it was made, and keep it until `stack` is closed."""
     try:
         with tarfile.open(path, "r:") as archive:
             folder = Path(archive.pax_headers.get(_FOLDER, ""))
@@ -87,9 +91,13 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path]) -> None:
                     "by another user; nothing was restored",
                     hint="find out who has made it, and delete it; then try again",
                 )
-            if is_new:
-                folder.mkdir(0o700)  # raises an error if another user has made it meanwhile
-                restored.append(folder)
-                archive.extractall(folder, filter="data")
+            if not is_new:
+                with contextlib.suppress(FileNotFoundError):  # the next launcher has removed it meanwhile
+                    stack.enter_context(kept(folder))
+                    return
+            folder.mkdir(0o700)  # raises an error if another user has made it meanwhile
+            restored.append(folder)
+            stack.enter_context(kept(folder))
+            archive.extractall(folder, filter="data")
     except tarfile.TarError as error:
         raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error

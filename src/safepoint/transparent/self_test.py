@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from safepoint.errors import SafepointError, UnsupportedError
-from safepoint.foundation.shared_folders.temporary import private_parent
+from safepoint.foundation.temporary_folders.places import private_parent
 from safepoint.transparent.criu.program import Criu, find_criu
 from safepoint.transparent.criu.trees import held, kill
 from safepoint.transparent.freeze import freeze_trees

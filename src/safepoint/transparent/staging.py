@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.shared_folders.temporary import may_be_replaced
+from safepoint.foundation.temporary_folders.places import may_be_replaced
 from safepoint.foundation.units import format_bytes
 from safepoint.foundation.volumes.needed import free_bytes
 from safepoint.snapshot.memory import host_memory

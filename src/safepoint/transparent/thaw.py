@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from safepoint.errors import FreezeError, ImageError
-from safepoint.foundation.files import delete_tree
 from safepoint.transparent.carried import set_down
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.program import Criu
@@ -74,15 +73,14 @@ def thaw_image(
     with (
         staging(raw_bytes(manifest), control) as stage,
         Guard(stage.folder, signal.SIGKILL) as guard,
-        contextlib.ExitStack() as undo,
+        contextlib.ExitStack() as folders,
         contextlib.ExitStack() as tidying,
     ):
         materialise(location, name, stage.folder, progress=progress)
         for number in range(len(manifest.parts)):
             part = stage.folder / part_name(number)
             users = users_of(part)
-            for folder in set_down(part, users):
-                undo.callback(delete_tree, folder)
+            folders.enter_context(set_down(part, users))
             for folder in refuse_planted_files(part, users):
                 tidying.callback(_delete_empty, folder)
         with _restored(criu, stage.folder, control, manifest.parts) as restored:
@@ -97,7 +95,6 @@ def thaw_image(
                 send(signal.SIGCONT, processes)
             if manifest.machine.gpus:
                 _resume_gpus(pids, places)
-        undo.pop_all()
         guard.release()
     return restored
 

@@ -15,7 +15,7 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.errors import ManifestError, SafepointError, SaveError
 from safepoint.foundation import files
-from safepoint.foundation.shared_folders.temporary import private_parent
+from safepoint.foundation.temporary_folders.places import private_parent
 from safepoint.snapshot.keeper.keeper_state import KeeperState
 from safepoint.snapshot.keeper.persist.file_writer import Source, digest_source
 from safepoint.snapshot.keeper.persist.snapshot_commit import describe, merge

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.errors import StorageError
-from safepoint.foundation.shared_folders.temporary import private_parent
+from safepoint.foundation.temporary_folders.places import private_parent
 from safepoint.foundation.volumes import needed
 from safepoint.snapshot.images.capture import Capture
 from safepoint.snapshot.images.image import Image

@@ -37,7 +37,7 @@ from safepoint.foundation.environment import (
 )
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders.access_lists import ACCESS_LIST
-from safepoint.foundation.shared_folders.temporary import COMPILED_CODE, TEMPORARY, may_be_replaced
+from safepoint.foundation.temporary_folders.places import COMPILED_CODE, TEMPORARY, may_be_replaced
 
 _CACHES = dict(zip(COMPILED_CODE, ("", "quack", "cutlass", "flash-attention"), strict=True))
 """Environment variable → the folder for compiled code that it names, in the folder of the first variable."""

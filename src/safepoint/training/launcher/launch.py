@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from safepoint.foundation.events import console
-from safepoint.foundation.shared_folders.temporary import provide_home
+from safepoint.foundation.temporary_folders.places import provide_home
 from safepoint.settings.run_settings import STATUS_URL, RunSettings
 from safepoint.settings.wording import use_wording
 from safepoint.snapshot.keeper_client.process import KeeperProcess

@@ -18,11 +18,11 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, write_atomic
 from safepoint.foundation.processes import with_number_inside
-from safepoint.foundation.shared_folders.temporary import possible_parents, private_parent
+from safepoint.foundation.temporary_folders.abandoned import LOCK_NAME, remove_if_abandoned
+from safepoint.foundation.temporary_folders.places import possible_parents, private_parent
 from safepoint.foundation.volumes.mounts import mounted_by_others
 
 _PREFIX = "safepoint-"
-_LOCK = "lock"
 _STREAM = "stream"
 _STOP_SIGNAL = "stop-signal"
 _RESERVED = "reserved"
@@ -55,7 +55,7 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         try:
-            return folder, FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
+            return folder, FolderLock.acquire(folder / LOCK_NAME, {"pid": os.getpid()})
         except BlockingIOError:
             continue  # another launcher has locked the new folder, as if it were abandoned, and removes it
 
@@ -63,11 +63,8 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
 def _remove_abandoned(parent: Path) -> None:
     for folder in _folders_in(parent):
         with contextlib.suppress(OSError):  # its launcher still runs, or another launcher removes the folder
-            if _is_ours(folder) and (folder / _LOCK).exists():
-                lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
-                if lock is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    lock.release()
+            if _is_ours(folder):
+                remove_if_abandoned(folder)
 
 
 def _folders_in(parent: Path) -> list[Path]:
@@ -82,14 +79,14 @@ def running_launchers() -> list[tuple[Path, int]]:
     for parent in possible_parents():
         for folder in _folders_in(parent):
             with contextlib.suppress(OSError, ValueError):
-                if not _is_ours(folder) or not (folder / _LOCK).exists():
+                if not _is_ours(folder) or not (folder / LOCK_NAME).exists():
                     continue
                 try:
-                    lock = FolderLock.acquire(folder / _LOCK, {"pid": os.getpid()})
+                    lock = FolderLock.acquire(folder / LOCK_NAME, {"pid": os.getpid()})
                 except BlockingIOError:
-                    number = int(read_object(folder / _LOCK)["pid"])
+                    number = int(read_object(folder / LOCK_NAME)["pid"])
                     # A launcher that was restored in a PID namespace of its own has another number here.
-                    pid = with_number_inside(number, folder / _LOCK)
+                    pid = with_number_inside(number, folder / LOCK_NAME)
                     found += [] if pid is None else [(folder, pid)]
                 else:
                     if lock is not None:

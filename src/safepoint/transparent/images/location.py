@@ -26,7 +26,7 @@ from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.foundation.shared_folders.opening import read_regular
-from safepoint.foundation.shared_folders.temporary import may_be_replaced
+from safepoint.foundation.temporary_folders.places import may_be_replaced
 from safepoint.transparent.images.manifest import (
     MANIFEST_NAME,
     MOST_CHAIN,

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from safepoint.errors import UsageError
-from safepoint.foundation.shared_folders.temporary import private_parent
+from safepoint.foundation.temporary_folders.places import private_parent
 from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
 from safepoint.transparent.images.bucket import ImageBucket

@@ -89,13 +89,13 @@ def test_in_memory_where_there_is_room(monkeypatch: pytest.MonkeyPatch, place: P
     """Unless the user has named a place, or memory has no room for it."""
     memory = place / "memory"
     memory.mkdir()
-    monkeypatch.setattr("safepoint.foundation.shared_folders.temporary._IN_MEMORY", memory)
+    monkeypatch.setattr("safepoint.foundation.temporary_folders.places._IN_MEMORY", memory)
     with launcher_folder() as folder:
         assert folder.parent == place
     monkeypatch.delenv("TMPDIR")
     with launcher_folder() as folder:
         assert folder.parent == memory
-    monkeypatch.setattr("safepoint.foundation.shared_folders.temporary._ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr("safepoint.foundation.temporary_folders.places._ROOM_BYTES", 1 << 60)
     with launcher_folder() as folder:
         assert folder.parent == place
 
