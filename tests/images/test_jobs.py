@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from safepoint.foundation.processes import number_inside, processes_of
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
-from safepoint.training.outcome.launcher_folder import running_launchers
+from safepoint.training.outcome.launcher_folder import launcher_folder, running_launchers
 from tests.images.places import assert_equal, marks, states
 from tests.images.test_one_tree import occupied
 from tests.support.commands import safepoint
@@ -29,6 +31,25 @@ SHAPES = [
     pytest.param({"num_nodes": 2}, id="two launchers as two nodes"),
     pytest.param({"ranks_per_node": 2, "settings": {"preload": True}}, id="ranks copied from a template"),
 ]
+
+
+@contextlib.contextmanager
+def other_launchers() -> Iterator[None]:
+    """Launchers that start in the same moments. Each of them removes the folders of launchers that have ended."""
+    is_over = threading.Event()
+
+    def start() -> None:
+        while not is_over.is_set():
+            with launcher_folder():
+                running_launchers()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +78,7 @@ def test_a_job_goes_on_in_the_middle_of_a_step(
         assert len(folders) == shape.get("num_nodes", 1)
         for folder in folders:  # as another launcher would do
             shutil.rmtree(folder, ignore_errors=True)
-        with occupied(root) if is_number_taken else contextlib.nullcontext():
+        with other_launchers(), occupied(root) if is_number_taken else contextlib.nullcontext():
             outcome = safepoint("thaw", "frozen", "--json")
         assert outcome.code == 0, outcome.stderr + place.story("frozen")
         assert outcome.document["has_own_namespace"] or not is_number_taken

@@ -358,8 +358,10 @@ class FolderLock:
         close_in_children(file)
 
     @classmethod
-    def acquire(cls, path: Path, owner: dict[str, Any]) -> "FolderLock | None":
+    def acquire(cls, path: Path, owner: dict[str, Any] | None) -> "FolderLock | None":
         """Take the lock, and write `owner` into its file. A process that is refused the lock can name the owner.
+
+        With None as owner, the content of the file is not changed.
 
         Returns:
             The lock, or None where the file system has no locks.
@@ -389,6 +391,8 @@ class FolderLock:
         else:
             raise BlockingIOError(errno.EAGAIN, "replaced again and again by another process", str(path))
         _let_only_writers_read(file)
+        if owner is None:
+            return cls(file)
         with contextlib.suppress(OSError):  # on a full disk, the lock is held although `owner` cannot be written
             # The file is overwritten, then set to the new length. If it were emptied first, a full disk might have no
             # block left for the new content.

@@ -33,7 +33,8 @@ def remove_if_abandoned(folder: Path) -> None:
     if folder.name.endswith(_REMOVED):  # the process that has removed it was killed
         shutil.rmtree(folder, ignore_errors=True)
     elif (folder / LOCK_NAME).exists():
-        lock = FolderLock.acquire(folder / LOCK_NAME, {"pid": os.getpid()})
+        # The content stays: CRIU restores a file only if it is as long as before.
+        lock = FolderLock.acquire(folder / LOCK_NAME, owner=None)
         if lock is not None:
             try:
                 if not _is_kept(folder / _RESTORING):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
-from safepoint.foundation.files import FolderLock, write_atomic
+from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.foundation.processes import with_number_inside
 from safepoint.foundation.temporary_folders.abandoned import LOCK_NAME, remove_if_abandoned
 from safepoint.foundation.temporary_folders.places import possible_parents, private_parent
@@ -79,18 +79,11 @@ def running_launchers() -> list[tuple[Path, int]]:
     for parent in possible_parents():
         for folder in _folders_in(parent):
             with contextlib.suppress(OSError, ValueError):
-                if not _is_ours(folder) or not (folder / LOCK_NAME).exists():
-                    continue
-                try:
-                    lock = FolderLock.acquire(folder / LOCK_NAME, {"pid": os.getpid()})
-                except BlockingIOError:
+                if _is_ours(folder) and is_locked(folder / LOCK_NAME):
                     number = int(read_object(folder / LOCK_NAME)["pid"])
                     # A launcher that was restored in a PID namespace of its own has another number here.
                     pid = with_number_inside(number, folder / LOCK_NAME)
                     found += [] if pid is None else [(folder, pid)]
-                else:
-                    if lock is not None:
-                        lock.release()
     return found
 
 
