@@ -4,11 +4,13 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from safepoint.foundation import priority
 from tests.support.ceph_rgw import CephRgw, ceph_rgw
 from tests.support.copies import copied_program
 from tests.support.minio import Minio
@@ -62,6 +64,15 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
     copied_program.is_off = request.param == "new"
     yield
     copied_program.is_off = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _priority() -> Iterator[None]:
+    """A keeper or an uploader that a test makes in its own process does not lower the priority of all later tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(priority, "_NICENESS", 0)
+        patch.setattr(priority, "_GROUP", Path(os.devnull))
+        yield
 
 
 @contextlib.contextmanager
