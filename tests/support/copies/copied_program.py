@@ -80,7 +80,7 @@ class Copies:
         birth = birth_here([words], [variables])
         program = Program(
             birth=dataclasses.replace(birth, folder=os.path.abspath(asked["cwd"] or "")),
-            session=0 if asked["start_new_session"] else os.getsid(0),
+            session=None if asked["start_new_session"] else os.getsid(0),
             group=os.getpgid(0),
             ignored=tuple(
                 int(number)

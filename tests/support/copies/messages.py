@@ -15,7 +15,7 @@ class Program:
 
     Args:
         birth: the words behind `python` on the command line, and what the program inherits.
-        session: the session that it belongs to; 0 for one of its own.
+        session: the session that it belongs to (0: one of another PID namespace); None for one of its own.
         group: its process group, if the session is not its own.
         ignored: the signals that it ignores.
         blocked: the signals that are blocked in it.
@@ -23,7 +23,7 @@ class Program:
     """
 
     birth: Birth
-    session: int
+    session: int | None
     group: int
     ignored: tuple[int, ...]
     blocked: tuple[int, ...]

@@ -106,7 +106,7 @@ class Template:
         name = self._environment.different(program.birth.environments[0], besides=_MAY_DIFFER)
         if name is not None:
             return name
-        if program.session not in {0, os.getsid(0)}:
+        if program.session not in {None, os.getsid(0)}:
             return "session"
         return None if program.niceness == os.nice(0) + 20 else "niceness"
 
@@ -114,9 +114,9 @@ class Template:
         code = 1
         try:
             os.close(writer)
-            if program.session == 0:
+            if program.session is None:
                 os.setsid()
-            else:
+            elif program.group != os.getpgid(0):
                 os.setpgid(0, program.group)
             for target, stream in enumerate(descriptors):
                 os.dup2(stream, target)
