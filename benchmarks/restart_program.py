@@ -3,7 +3,8 @@
 For each start, a rank appends one JSON line to `marks-RANK` in the folder `--marks`, after its first step: its pid,
 and times of the monotonic clock, which all processes of the machine share. Nothing in it knows of Safepoint. With
 `--device`, the rank makes its CUDA context at once, and then its group does a first all-reduce: so both are phases of
-their own. Otherwise they come where a Trainer happens to need them.
+their own. Otherwise they come where a Trainer happens to need them. With `--progress`, rank 0 keeps the number of its
+last step in the file `progress`, and appends to `saves` how long each save took.
 """
 
 import time
@@ -20,6 +21,22 @@ from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E4
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 IMPORTED_S = time.monotonic()
+
+
+class Progress(TrainerCallback):
+    """Writes the number of the last step, and the times that saves take."""
+
+    def __init__(self, folder: Path) -> None:
+        self._steps = os.open(folder / "progress", os.O_WRONLY | os.O_CREAT)
+        self._saves = (folder / "saves").open("a", buffering=1)
+        self._ended_s = 0.0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        os.pwrite(self._steps, b"%-12d\n" % state.global_step, 0)
+        self._ended_s = time.monotonic()
+
+    def on_save(self, args, state, control, **kwargs):
+        self._saves.write(f"{time.monotonic() - self._ended_s:.4f}\n")
 
 
 class Marks(TrainerCallback):
@@ -60,6 +77,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=50)
     parser.add_argument("--save-steps", type=int, required=True)
     parser.add_argument("--resume", action="store_true", help="the Trainer's own, if there is a checkpoint")
+    parser.add_argument("--progress", action="store_true", help="keep the step, and the times of saves")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--backend", help="of the process group, if not the device's own")
     options = parser.parse_args()
@@ -92,6 +110,8 @@ def main() -> None:
         marks.note("group_s")
     trainer = Trainer(model_of(options.mb), args, train_dataset=Blocks(50_000, 16))
     trainer.add_callback(marks)
+    if options.progress and os.environ.get("RANK", "0") == "0":
+        trainer.add_callback(Progress(options.marks))
     found = get_last_checkpoint(options.out) if options.resume and os.path.isdir(options.out) else None
     marks.note("called_s")
     trainer.train(resume_from_checkpoint=found)
