@@ -258,7 +258,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 def _start_ticks(pid: int, *, also_ended: bool = False) -> int | None:
     try:
         # The second field is the program's name in brackets, which may contain spaces and brackets itself. The fields
-        # behind it are the 3rd (the state) and later ones; the start time is the 22nd.
+        # after it are the 3rd (the state) and later ones; the start time is the 22nd.
         parts = (_PROC / str(pid) / "stat").read_bytes().rsplit(b")", 1)[1].split()
     except (OSError, IndexError):
         return None
