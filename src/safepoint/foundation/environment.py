@@ -459,10 +459,12 @@ def is_planted_folder(path: str | os.PathLike[str]) -> bool:
 def is_importable(module: str, folder: str) -> bool:
     """Whether `python -m module`, started in `folder`, would find the module."""
     # Only the first part of the name is looked up: to find the rest, Python would import the package.
+    first, dot, _ = module.partition(".")
     try:
-        return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
+        spec = PathFinder.find_spec(first, [folder, *sys.path])
     except (ImportError, ValueError):
         return False
+    return spec is not None and (not dot or spec.submodule_search_locations is not None)
 
 
 def forget_service_links() -> None:

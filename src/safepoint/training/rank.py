@@ -173,10 +173,15 @@ def _print_into(folder: str | None, rank: int) -> None:
 
 
 def _print_user_traceback(error: BaseException) -> None:
-    """Print the traceback as Python would, without the frames of Safepoint and `runpy` that ran the script."""
+    """Print the traceback as Python would, without the frames of Safepoint and `runpy` that ran the script.
+
+    A script that cannot be compiled has no frames of its own.
+    """
     ours = (str(Path(__file__)), user_program.__file__, "<frozen runpy>", runpy.__file__)
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename in ours:
         frame = frame.tb_next
-    lines = traceback.format_exception(type(error), error, frame or error.__traceback__)
+    if frame is None and not isinstance(error, SyntaxError):
+        frame = error.__traceback__
+    lines = traceback.format_exception(type(error), error, frame)
     sys.stderr.write(printable_lines("".join(lines)))
