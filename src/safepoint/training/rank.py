@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> int:
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
-            "the script has ended, and Safepoint saved nothing and ignored its options: the script trained with no "
-            "Trainer of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no safepoint.epochs"
+            "the script has ended, and Safepoint saved nothing and ignored its options: the script used no Trainer "
+            "of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no safepoint.epochs"
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)

@@ -32,7 +32,7 @@ def test_what_is_no_python_script_is_refused(
 
 @pytest.mark.parametrize(
     "beginning",
-    ["#!/venv/bin/python3\n", "#!/bin/sh\n''''exec' \"/my venv/bin/python3\" \"$0\" \"$@\"\n' ''''\n"],
+    ["#!/venv/bin/python3\n", "#!/bin/sh\n'''exec' \"/my venv/bin/python3\" \"$0\" \"$@\"\n' '''\n"],
 )
 def test_a_command_beside_python_is_found(beginning: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in an environment whose path has a space; a program in another language is not found."""
