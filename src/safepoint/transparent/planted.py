@@ -23,6 +23,7 @@ from safepoint.transparent.criu.records import made_paths, open_paths
 _FOLDERS = re.compile(r"\w*(DIR|HOME|PATH|PREFIX|CACHE)|TMP|TEMP")
 """The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH."""
 _SEPARATORS = re.compile("[:=,;\\0]")
+_NUMBER = re.compile("[0-9]{1,10}")
 _SUDO = "SUDO_UID"
 """The variable with the user who has become root with sudo. Variables may name a socket or a file of this user."""
 _WHY_NAMED = "a variable or an argument of the processes names it"
@@ -79,7 +80,7 @@ def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
             continue
         variables = _environment(proc / str(pid))
         sudo = variables.get(_SUDO, "") if user == 0 else ""
-        other = int(sudo) if sudo.isascii() and sudo.isdecimal() else user
+        other = int(sudo) if _NUMBER.fullmatch(sudo) else user
         for name, text in (*variables.items(), ("", _text_of(proc / str(pid) / "cmdline"))):
             is_folder = _FOLDERS.fullmatch(name) is not None
             found |= {(path, is_folder, user, other) for path in _SEPARATORS.split(text) if os.path.isabs(path)}
