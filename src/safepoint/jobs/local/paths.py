@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.environment import home_folder, is_planted_folder
+from safepoint.foundation.environment import home_folder, is_planted, is_planted_folder
 
 
 def state_folder() -> Path:
@@ -21,6 +21,8 @@ def state_folder() -> Path:
 @functools.cache  # cached, because a list calls this for every job, and realpath reads the file system
 def _below(folder: str) -> Path:
     home = folder if os.path.isabs(folder) else f"{home_folder()}/.local/state"
+    if is_planted(home):
+        raise _of_other_user(home, "state folder", "XDG_STATE_HOME")
     return Path(os.path.realpath(home), "safepoint")
 
 
@@ -77,13 +79,17 @@ def make_private(folder: Path, *, what: str = "state folder", variable: str = "X
             hint=f"set {variable} to a folder that you can write",
         ) from error
     if is_planted_folder(folder):
-        raise StorageError(
-            f"another user may have created the {what} {folder} or a folder above it, because every user can write "
-            f"there; the {what} was not used",
-            hint=f"set {variable} to a folder of your own",
-        )
+        raise _of_other_user(folder, what, variable)
     if not os.access(folder, os.W_OK):
         raise StorageError(
             f"the {what} {folder} cannot be written", hint=f"set {variable} to a folder that you can write"
         )
     return folder
+
+
+def _of_other_user(folder: Path | str, what: str, variable: str) -> StorageError:
+    return StorageError(
+        f"another user may have created the {what} {folder}, or a folder or link on the way to it, because every "
+        f"user can write there; the {what} was not used",
+        hint=f"set {variable} to a folder of your own",
+    )
