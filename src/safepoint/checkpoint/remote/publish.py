@@ -22,10 +22,11 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.remote.fetch import check, windows_of
 from safepoint.checkpoint.remote.marks import is_name
 from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder
-from safepoint.checkpoint.remote.store_destination import StoreDestination, extends
+from safepoint.checkpoint.remote.store_destination import StoreDestination, added_to
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
 from safepoint.errors import (
     ManifestError,
@@ -106,8 +107,8 @@ def publish(
 def finish_parts(remote: RemoteFolder) -> list[str]:
     """Commit the checkpoints of ended attempts that all nodes have uploaded, but that no node has committed.
 
-    A committed checkpoint is replaced only if the new manifest adds files to it, because a stranger may have written
-    the marks.
+    The manifest of a committed checkpoint is replaced only by one that adds files to it, changes nothing else, and
+    states the right digests of the added files: a stranger may have written the marks.
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
@@ -122,9 +123,12 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
                 present = remote.bytes_of_manifest(name)
         except UnreadableError:  # the manifest may be that of another checkpoint, which is not replaced
             continue
-        if present is not None and not extends(manifest, present):
+        added = added_to(present, manifest) if present is not None else []
+        if present is not None and not added:
             continue
-        if not compare_listing(manifest.files, remote.files_of(name)):
+        if not compare_listing(manifest.files, remote.files_of(name)) and not check(
+            remote.store, name, windows_of(added)
+        ):
             commit(StoreDestination(remote, name), manifest)
             committed.append(name)
     return committed
@@ -190,10 +194,13 @@ class NodeUploaders:
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
         count: the number of nodes, this one included.
+        newest: returns the newest step that the run has in the store, -1 without one. Its argument is a deadline.
+            Checkpoints of others do not count: with one of them, this node would not wait for the other nodes.
     """
 
-    def __init__(self, remote: RemoteFolder, *, count: int) -> None:
+    def __init__(self, remote: RemoteFolder, *, count: int, newest: Callable[[float | None], int]) -> None:
         self._remote = remote
+        self._newest = newest
         self.exist = count > 1
         """Whether there are other nodes."""
         self.awaited: dict[str, Manifest] = {}
@@ -210,7 +217,7 @@ class NodeUploaders:
         """
         with contextlib.suppress(SafepointError):
             names = self._remote.with_parts(deadline_s) if self.exist else set[str]()
-            newest = max(self._remote.steps(deadline_s=deadline_s), default=-1) if names else -1
+            newest = self._newest(deadline_s) if names else -1
             return {name for name in names if (step_of(Path(name)) or 0) > newest}
         return set()
 
@@ -223,7 +230,7 @@ class NodeUploaders:
             return not self.awaited
         self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
         with contextlib.suppress(SafepointError):
-            newest = max(self._remote.steps(deadline_s=deadline_s), default=-1)
+            newest = self._newest(deadline_s)
             for name in list(self.awaited):
                 if (step_of(Path(name)) or 0) < newest:
                     del self.awaited[name]

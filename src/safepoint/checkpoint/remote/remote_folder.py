@@ -86,7 +86,7 @@ class RemoteFolder:
         self.store = store
         self._passed_over = set(passed_over)
         self._attempt_id = attempt_id
-        self._candidates: dict[int, Candidate] = {}
+        self._candidates: dict[int, Candidate | None] = {}
         self._committed: set[int] = set()
         self._seen_claim: Condition | None = None
         self.refusals = Refusals(store)
@@ -202,11 +202,30 @@ class RemoteFolder:
         )
 
     def _candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
+        """What retention needs of a checkpoint. None if its manifest cannot be read: it may be good, so it is neither
+        counted nor deleted. Each manifest is read once, because strangers may have made any number of them."""
         if step not in self._candidates:
-            # A checkpoint whose manifest cannot be read may be good, so it is neither counted nor deleted.
+            found: Candidate | None = None
             with contextlib.suppress(ManifestError, UnreadableError):
-                self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s), policies)
-        return self._candidates.get(step)
+                found = Candidate.of(self.manifest(step, deadline_s=deadline_s), policies)
+            self._candidates[step] = found
+        return self._candidates[step]
+
+    def newest_of_run(
+        self, run_id: str | None, policies: Sequence[Policy] = (), *, deadline_s: float | None = None
+    ) -> int:
+        """The newest step of which a run has a checkpoint; -1 if there is none.
+
+        Args:
+            run_id: the run; None for all runs.
+            policies: those of `superseded`, which uses what is read here.
+            deadline_s: when to give up.
+        """
+        for step in self.steps(deadline_s=deadline_s):
+            found = self._candidate(step, policies, deadline_s) if step not in self._passed_over else None
+            if found is not None and run_id in {None, found.run_id}:
+                return step
+        return -1
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
         """What is under `name`, the manifest included: path → size in bytes."""
