@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 _TRAINING_ONLY = re.compile(
     r"optimizer\..*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|training_args\.bin"
-    r"|safepoint_(state_.*|reference)\.pt|latest|zero_to_\w+\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
+    r"|safepoint_(state_.*|reference|kept_.*)\.pt|latest|zero_to_\w+\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
     r"|pytorch_model_fsdp.*\.bin|scheduler.*\.bin|sampler.*\.bin|dl_state_dict.*\.bin|random_states_\d+\.pkl"
     r"|custom_checkpoint_\d+\.pkl|rank_\d+\.pt|sharded/.*"
 )
