@@ -240,6 +240,7 @@ def added_to(present: bytes, manifest: Manifest | None) -> list[FileEntry]:
     with contextlib.suppress(ManifestError):
         found = Manifest.from_bytes(present)
         if manifest is not None and dataclasses.replace(manifest, files=found.files) == found:
-            is_more = set(found.files) < set(manifest.files)
-            return [entry for entry in manifest.files if entry not in found.files] if is_more else []
+            before = set(found.files)
+            is_more = before < set(manifest.files)
+            return [entry for entry in manifest.files if entry not in before] if is_more else []
     return []
