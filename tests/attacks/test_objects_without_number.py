@@ -58,15 +58,12 @@ def test_each_manifest_is_read_once(store: FaultyStore) -> None:
 @pytest.mark.parametrize("step", [200, 400])
 def test_a_node_waits_for_the_others(step: int, store: FaultyStore) -> None:
     """It begins the next checkpoint when its last one is complete, or a newer one of the run is."""
-    remote = RemoteFolder(store)
-    nodes = NodeUploaders(
-        remote, count=2, newest=lambda deadline_s: remote.newest_of_run("run", deadline_s=deadline_s)
-    )
+    nodes = NodeUploaders(RemoteFolder(store), count=2, run_id="run")
     name = f"checkpoint-{step}"
     nodes.awaited[name] = read_manifest(store.location.folder / "checkpoint-100")
     for begun in (name, "checkpoint-250"):
         store.write(f"{PARTS}/{begun}/{'a' * 32}/begun-1", b"now")
     assert nodes.may_begin(None) == (step == 200)
     assert nodes.begun(None) == ({name} if step == 400 else set())
-    assert remote.newest_of_run("another run") == -1
-    assert remote.newest_of_run(None) == 300
+    others = NodeUploaders(RemoteFolder(store), count=2, run_id="another run")
+    assert others.begun(None) == {name, "checkpoint-250"}

@@ -13,7 +13,7 @@ all nodes upload the same one.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.local.retention import Policy
 from safepoint.checkpoint.remote.fetch import check, windows_of
 from safepoint.checkpoint.remote.marks import is_name
 from safepoint.checkpoint.remote.refusals import Refusals
@@ -194,13 +195,17 @@ class NodeUploaders:
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
         count: the number of nodes, this one included.
-        newest: returns the newest step that the run has in the store, -1 without one. Its argument is a deadline.
-            Checkpoints of others do not count: with one of them, this node would not wait for the other nodes.
+        run_id: the run; None for all runs. Checkpoints of others do not count: with one of them, this node would not
+            wait for the other nodes.
+        policies: those of `RemoteFolder.superseded`, which uses what is read here.
     """
 
-    def __init__(self, remote: RemoteFolder, *, count: int, newest: Callable[[float | None], int]) -> None:
+    def __init__(
+        self, remote: RemoteFolder, *, count: int, run_id: str | None = None, policies: Sequence[Policy] = ()
+    ) -> None:
         self._remote = remote
-        self._newest = newest
+        self._run_id = run_id
+        self._policies = policies
         self.exist = count > 1
         """Whether there are other nodes."""
         self.awaited: dict[str, Manifest] = {}
@@ -217,9 +222,17 @@ class NodeUploaders:
         """
         with contextlib.suppress(SafepointError):
             names = self._remote.with_parts(deadline_s) if self.exist else set[str]()
-            newest = self._newest(deadline_s) if names else -1
+            newest = self._newest_step(deadline_s) if names else -1
             return {name for name in names if (step_of(Path(name)) or 0) > newest}
         return set()
+
+    def _newest_step(self, deadline_s: float | None) -> int:
+        """The newest step that the run has in the store; -1 if there is none."""
+        for step in self._remote.steps(deadline_s=deadline_s):
+            found = self._remote.candidate(step, self._policies, deadline_s)
+            if found is not None and self._run_id in {None, found.run_id}:
+                return step
+        return -1
 
     def may_begin(self, deadline_s: float | None) -> bool:
         """Whether this node may begin another checkpoint: its last one is complete in the store, or superseded.
@@ -230,7 +243,7 @@ class NodeUploaders:
             return not self.awaited
         self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
         with contextlib.suppress(SafepointError):
-            newest = self._newest(deadline_s)
+            newest = self._newest_step(deadline_s)
             for name in list(self.awaited):
                 if (step_of(Path(name)) or 0) < newest:
                     del self.awaited[name]

@@ -193,7 +193,7 @@ class RemoteFolder:
             as_one_run = [Candidate(step=step) for step in steps]
             if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
                 return []
-        candidates = [found for step in steps if (found := self._candidate(step, policies, deadline_s)) is not None]
+        candidates = [found for step in steps if (found := self.candidate(step, policies, deadline_s)) is not None]
         # Only checkpoints of this attempt count as good. An older one may be damaged by now: to find out, all its
         # files would have to be read.
         is_good = self._committed.__contains__
@@ -201,31 +201,14 @@ class RemoteFolder:
             candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
         )
 
-    def _candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
-        """What retention needs of a checkpoint. None if its manifest cannot be read: it may be good, so it is neither
-        counted nor deleted. Each manifest is read once, because strangers may have made any number of them."""
+    def candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
+        """What retention needs of a checkpoint; None if it was passed over, or its manifest cannot be read (it may be
+        good, so it is not deleted). Each manifest is read once: strangers may have made any number of them."""
         if step not in self._candidates:
-            found: Candidate | None = None
+            self._candidates[step] = None
             with contextlib.suppress(ManifestError, UnreadableError):
-                found = Candidate.of(self.manifest(step, deadline_s=deadline_s), policies)
-            self._candidates[step] = found
-        return self._candidates[step]
-
-    def newest_of_run(
-        self, run_id: str | None, policies: Sequence[Policy] = (), *, deadline_s: float | None = None
-    ) -> int:
-        """The newest step of which a run has a checkpoint; -1 if there is none.
-
-        Args:
-            run_id: the run; None for all runs.
-            policies: those of `superseded`, which uses what is read here.
-            deadline_s: when to give up.
-        """
-        for step in self.steps(deadline_s=deadline_s):
-            found = self._candidate(step, policies, deadline_s) if step not in self._passed_over else None
-            if found is not None and run_id in {None, found.run_id}:
-                return step
-        return -1
+                self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s), policies)
+        return None if step in self._passed_over else self._candidates[step]
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
         """What is under `name`, the manifest included: path → size in bytes."""

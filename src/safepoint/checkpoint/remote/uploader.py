@@ -68,11 +68,7 @@ class Uploader:
         self._report = report
         self._node = node
         self._num_nodes = num_nodes
-        self._others = NodeUploaders(
-            remote,
-            count=num_nodes,
-            newest=lambda deadline_s: remote.newest_of_run(run_id, policies, deadline_s=deadline_s),
-        )
+        self._others = NodeUploaders(remote, count=num_nodes, run_id=run_id, policies=policies)
         self._done: dict[str, tuple[bool, Manifest]] = {}
         self._is_held_back = False
         self._waiting: set[str] = set()
