@@ -182,6 +182,9 @@ def _is_alike(value: Any, own: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.shape == own.shape and value.layout is own.layout
     if isinstance(own, bool | int | float):
         return isinstance(value, bool) or NUMBER.fits(value)
+    if isinstance(own, dict) and isinstance(value, dict):
+        known, saved = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value)
+        return all(_is_alike(one, known[name]) for name, one in saved.items() if name in known)
     return isinstance(value, type(own))
 
 
