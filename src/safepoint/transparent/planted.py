@@ -9,13 +9,14 @@ sockets, and files that were deleted before the freeze. In a folder of another u
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, printable
 from safepoint.foundation.environment import is_planted, lies_in_shared_folder
 from safepoint.foundation.processes import user_of
 from safepoint.transparent.criu.records import made_paths, open_paths
+from safepoint.transparent.criu.trees import environment_of
 
 _FOLDERS = re.compile(r"\w*(DIR|HOME|PATH|PREFIX|CACHE)|TMP|TEMP")
 """The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH.
@@ -68,7 +69,7 @@ def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
     found: set[tuple[str, int]] = set()
     for pid in pids:
         user = user_of(pid)
-        for name, text in _environment(proc / str(pid)).items():
+        for name, text in environment_of(pid, proc).items():
             if user is not None and _FOLDERS.fullmatch(name):
                 found |= {(path, user) for path in text.split(":") if os.path.isabs(path)}
     for path, user in sorted(found):
@@ -93,15 +94,6 @@ def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
         if is_planted(path, users=users):  # another user was faster
             raise _of_others(path, why)
     return made
-
-
-def _environment(folder: Path) -> Mapping[str, str]:
-    try:
-        data = (folder / "environ").read_bytes()
-    except OSError:
-        return {}
-    entries = (entry.partition("=") for entry in os.fsdecode(data).split("\0"))
-    return {name: text for name, _, text in entries}
 
 
 def _of_others(path: str, why: str) -> FreezeError:

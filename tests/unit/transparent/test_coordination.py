@@ -17,7 +17,8 @@ from safepoint.transparent import freeze as freeze_module
 from safepoint.transparent.criu import stopping as stopping_module
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
-from safepoint.transparent.criu.trees import processes_of, send
+from safepoint.foundation.processes import tree_of
+from safepoint.transparent.criu.trees import send
 from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import verify
@@ -53,8 +54,8 @@ class Trees:
         self._children = [subprocess.Popen(["/bin/sh", "-c", _TREE], start_new_session=True) for _ in range(2)]
         self.roots = [child.pid for child in self._children]
         for root in self.roots:
-            wait_for(lambda root=root: len(processes_of(root)) == 3, "a tree")
-        self.processes = [pid for root in self.roots for pid in processes_of(root)]
+            wait_for(lambda root=root: len(tree_of(root)) == 3, "a tree")
+        self.processes = [pid for root in self.roots for pid in tree_of(root)]
         self.criu = Criu(path=str(_CRIU), version="4.2.1")
         (folder / "dumps").mkdir()
         for root in self.roots:

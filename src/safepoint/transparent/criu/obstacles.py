@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError
-from safepoint.foundation.processes import kernel_lines
-from safepoint.transparent.criu.trees import name_of, open_files
+from safepoint.foundation.processes import kernel_lines, name_of
+from safepoint.transparent.criu.trees import open_files
 
 _OBSTACLES = (
     (

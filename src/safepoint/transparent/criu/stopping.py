@@ -12,11 +12,12 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError
 from safepoint.foundation import clock
-from safepoint.transparent.criu.trees import children_of, held, name_of, send
+from safepoint.foundation.processes import STOPPED, children_of, name_of, run_state
+from safepoint.transparent.criu.trees import held, send
 
 _WITHIN_S = 10.0
 _LOOK_S = 0.002
-_AT_REST = frozenset("TtZX")
+_AT_REST = STOPPED | {"Z", "X"}
 """The states in /proc of a thread that does not run: stopped, traced, or ended."""
 
 
@@ -87,7 +88,7 @@ def refuse_stopped(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
         FreezeError: a process is stopped already, and would run after the freeze.
     """
     for pid in pids:
-        if _state(proc / str(pid)) in {"T", "t"}:
+        if run_state(proc / str(pid)) in STOPPED:
             raise FreezeError(
                 f"process {pid} ({name_of(pid, proc)}) is stopped, or a debugger traces it; nothing was frozen",
                 hint=f"end the debugger, or let the process run on: kill -CONT {pid}",
@@ -98,13 +99,5 @@ def _is_at_rest(pid: int, proc: Path) -> bool:
     """Whether no thread of the process runs. True if the process has ended."""
     threads = proc / str(pid) / "task"
     with contextlib.suppress(OSError):
-        return all(_state(threads / name) in _AT_REST for name in os.listdir(threads))
+        return all(run_state(threads / name) in _AT_REST for name in os.listdir(threads))
     return True
-
-
-def _state(folder: Path) -> str:
-    """The state of a process or a thread; X if it has ended."""
-    with contextlib.suppress(OSError, IndexError):
-        # The state follows the name, which may contain anything, in brackets.
-        return (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()[0].decode()
-    return "X"
