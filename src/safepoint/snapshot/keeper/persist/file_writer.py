@@ -109,7 +109,7 @@ def _write_small(source: Source, target: Path) -> FileEntry:
     source.wait_for(source.size_bytes)
     seal_archive(source)
     content = bytes(source.view(0, source.size_bytes))
-    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    descriptor = no_links.create_file(target)
     try:
         files.write_at(descriptor, memoryview(content), 0)
         os.fsync(descriptor)
