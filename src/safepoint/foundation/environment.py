@@ -212,24 +212,20 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
     path = os.path.abspath(path)
     found = [one for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents)]
     if opened is None:
-        return any(_is_planted(one, users) for one in found)
+        return any(is_of_stranger(one, users) for one in found)
     try:
         # First the owners, then the comparison: once the owners are accepted, no other user can move the file away.
-        return any(_is_of_stranger(one, users) for one in found) or not os.path.samestat(
+        return any(_belongs_to_stranger(one, users) for one in found) or not os.path.samestat(
             os.stat(path), os.fstat(opened)
         )
     except OSError:
         return True
 
 
-def is_of_stranger(path: str | os.PathLike[str]) -> bool:
+def is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
     """The rule of `is_planted` for `path` alone, without the folders above it."""
-    return _is_planted(path)
-
-
-def _is_planted(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
     try:
-        return _is_of_stranger(path, users)
+        return _belongs_to_stranger(path, users)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
@@ -239,7 +235,7 @@ def _is_planted(path: str | os.PathLike[str], users: Collection[int] = ()) -> bo
         return False
 
 
-def _is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
+def _belongs_to_stranger(path: str | os.PathLike[str], users: Collection[int]) -> bool:
     folder = os.stat(os.path.dirname(path))
     if _is_shared(folder) and is_mounted_by_other(path):
         return True
