@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import torch
 
-from safepoint.errors import CheckpointError, printable
+from safepoint.checkpoint.pickles.loading import refusal
+from safepoint.errors import printable
 
 _VERSIONS = "_metadata"
 """The attribute of a state in which torch records the version of each module."""
@@ -119,12 +120,11 @@ def _restricted(where: object, kind: str) -> Generator[None]:
 
     def refuse(name: str) -> None:
         if name not in allowed:
-            raise CheckpointError(
-                f"{where} was not loaded: the extra state of a {printable(kind)} is a pickle that names "
-                f"{printable(name)}, and loading it could run code",
-                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
-                "older one; otherwise call torch.serialization.add_safe_globals in the script, with what the message "
-                "names",
+            raise refusal(
+                where,
+                f"the extra state of a {printable(kind)} is a pickle that names {printable(name)}, and loading it "
+                "could run code",
+                "otherwise call torch.serialization.add_safe_globals in the script, with what the message names",
             )
 
     _install_hook()

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 
+from safepoint.checkpoint.pickles.loading import refusal
 from safepoint.checkpoint.pickles.optimizer_steps import copied, fault_of_step, step_of_copy
 from safepoint.errors import CheckpointError, SafepointError, printable
 from safepoint.foundation.field_types import NUMBER
@@ -40,10 +41,6 @@ _ELEMENTWISE = {
 _WITH_KERNELS = {"torch", "apex", "bitsandbytes", "deepspeed", "transformers"}
 """The packages whose optimizers have kernels without checks. A tensor that such an optimizer loads has to fit the
 parameter, or has to be like the tensor that the optimizer itself creates."""
-_HINT = (
-    "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; otherwise "
-    "create the optimizer as in the run that wrote it"
-)
 
 
 @contextlib.contextmanager
@@ -288,4 +285,4 @@ def _shown(value: Any) -> str:
 
 
 def _refusal(where: object, what: str) -> CheckpointError:
-    return CheckpointError(f"{where} was not loaded: {what}", hint=_HINT)
+    return refusal(where, what, "otherwise create the optimizer as in the run that wrote it")

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from safepoint.errors import CheckpointError, printable
+from safepoint.checkpoint.pickles.loading import refusal
+from safepoint.errors import printable
 from safepoint.foundation.field_types import NAMED, NUMBER, Kind, whole
 
 _MOST = torch.finfo(torch.float32).max
@@ -60,8 +61,8 @@ def _check(state: Any, where: object) -> None:
             if name in state:  # torch itself refuses a state that lacks an entry
                 kind.check(name, state[name])
     except ValueError as error:
-        raise CheckpointError(
-            f"{where} was not loaded: the state of its gradient scaler is invalid: {printable(str(error))}",
-            hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older "
-            "one; a scale of 0 means that the gradients were not finite for many steps before the save",
+        raise refusal(
+            where,
+            f"the state of its gradient scaler is invalid: {printable(str(error))}",
+            "a scale of 0 means that the gradients were not finite for many steps before the save",
         ) from error

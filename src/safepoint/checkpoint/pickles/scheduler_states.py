@@ -12,8 +12,9 @@ from typing import Any, cast
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from safepoint.checkpoint.pickles.loading import refusal
 from safepoint.checkpoint.pickles.optimizer_states import as_float
-from safepoint.errors import CheckpointError, printable
+from safepoint.errors import printable
 
 _OF_FUNCTIONS = {"lr_lambdas", "_scale_fn_custom"}
 """The attributes of the script's objects that compute learning rates. torch sets each entry as an attribute."""
@@ -49,11 +50,7 @@ def _checked(where: object, scheduler: Any) -> Generator[None]:
     def load_state_dict(state_dict: Any) -> None:
         fault = _fault(scheduler, state_dict)
         if fault:
-            raise CheckpointError(
-                f"{where} was not loaded: {fault}",
-                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
-                "older one; otherwise create the scheduler as in the run that wrote it",
-            )
+            raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote it")
         original(_with_floats(scheduler, state_dict))
 
     own = cast("dict[str, Any]", vars(scheduler))
