@@ -31,11 +31,11 @@ from typing import Any, cast
 from safepoint.errors import UsageError, printable
 from safepoint.foundation.environment import (
     expand_home,
-    home_folder,
     is_planted,
     open_only_file,
     open_trusted,
     why_foreign,
+    xdg_folder,
 )
 from safepoint.foundation.shared_folders.no_links import RECORDS
 from safepoint.foundation.units import nearest
@@ -241,11 +241,7 @@ class Configuration:
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
     """The user's own file, `~/.config/safepoint/config.toml`, or below XDG_CONFIG_HOME."""
-    environ = os.environ if environ is None else environ
-    home = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):  # the XDG specification requires that a relative path is ignored
-        home = f"{environ.get('HOME') or home_folder()}/.config"
-    return Path(home, "safepoint", "config.toml")
+    return xdg_folder("XDG_CONFIG_HOME", ".config", environ) / "safepoint" / "config.toml"
 
 
 def _claim_folder(setting: Setting, base: Path) -> Path:

@@ -178,6 +178,18 @@ def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
     return Path(expanded)
 
 
+def xdg_folder(variable: str, usual: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The user's folder that a variable of the XDG specification names.
+
+    Args:
+        variable: the variable, such as XDG_CACHE_HOME. A relative path is ignored, as the specification requires.
+        usual: the folder below the home folder that is used without the variable, such as `.cache`.
+        environ: see `expand_home`.
+    """
+    named = (os.environ if environ is None else environ).get(variable, "")
+    return Path(named) if os.path.isabs(named) else expand_home(f"~/{usual}", environ)
+
+
 def temporary_folder() -> str:
     """The folder for temporary files.
 
