@@ -18,6 +18,7 @@ import torch
 
 from safepoint.checkpoint.pickles.loading import refusal
 from safepoint.checkpoint.pickles.optimizer_steps import copied, fault_of_step, step_of_copy
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, SafepointError, printable
 from safepoint.foundation.field_types import NUMBER
 
@@ -71,11 +72,8 @@ def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Gen
                 what = f"the state of its optimizer does not fit ({type(error).__name__}: {error})"
                 raise _refusal(where, printable(what)) from error
 
-    kind.load_state_dict = load_state_dict
-    try:
+    with temporarily(kind, load_state_dict=load_state_dict):
         yield
-    finally:
-        kind.load_state_dict = original
     for one in before:
         with one.restored_on_error():
             one.check(where)

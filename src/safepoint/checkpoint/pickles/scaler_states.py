@@ -6,13 +6,13 @@ result. Numbers of another kind raise an error in a later step.
 """
 
 import contextlib
-from collections.abc import Generator
 from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
 from safepoint.checkpoint.pickles.loading import refusal
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import printable
 from safepoint.foundation.field_types import NAMED, NUMBER, Kind, whole
 
@@ -29,8 +29,7 @@ _KINDS = {
 }
 
 
-@contextlib.contextmanager
-def checked_scalers(where: object) -> Generator[None]:
+def checked_scalers(where: object) -> contextlib.AbstractContextManager[None]:
     """While the block runs, check the state that any gradient scaler of torch loads.
 
     Args:
@@ -47,11 +46,7 @@ def checked_scalers(where: object) -> Generator[None]:
             _check(state_dict, where)
         original(self, state_dict)
 
-    kind.load_state_dict = load_state_dict
-    try:
-        yield
-    finally:
-        kind.load_state_dict = original
+    return temporarily(kind, load_state_dict=load_state_dict)
 
 
 def _check(state: Any, where: object) -> None:

@@ -43,7 +43,7 @@ from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.rng import set_numpy_state, set_python_state
-from safepoint.training.state.temporary_attributes import temporarily
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 _DEEPSPEED = {
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),

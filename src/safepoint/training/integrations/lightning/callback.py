@@ -22,7 +22,7 @@ from safepoint.training.integrations.lightning.lightning_data import LightningDa
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
 from safepoint.training.start.copies import verify_best
-from safepoint.training.state.temporary_attributes import Overrides, temporarily
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 

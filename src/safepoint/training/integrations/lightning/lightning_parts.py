@@ -21,7 +21,7 @@ from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import MOST_COUNT, NUMBER
 from safepoint.training.plain.state.parts import Parts
-from safepoint.training.state.temporary_attributes import temporarily
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""

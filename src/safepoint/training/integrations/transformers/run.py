@@ -48,7 +48,7 @@ from safepoint.training.start.foreign import check_best
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 from safepoint.training.state.data_only import only_data
-from safepoint.training.state.temporary_attributes import Overrides
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 
 _NO_METRICS = {"epoch", "step", "total_flos"}
 

@@ -29,7 +29,7 @@ from safepoint.training.state.strategy import (
     writes_shards,
     zero_stage_of,
 )
-from safepoint.training.state.temporary_attributes import temporarily
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"

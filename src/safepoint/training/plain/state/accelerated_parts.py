@@ -25,7 +25,7 @@ from safepoint.training.state.strategy import (
     writes_shards,
     zero_stage_of,
 )
-from safepoint.training.state.temporary_attributes import temporarily
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 _RANDOM_STATES = "random_states_0.pkl"
 """`save_state` always writes this file."""

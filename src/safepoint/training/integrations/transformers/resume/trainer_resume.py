@@ -49,7 +49,7 @@ from safepoint.training.integrations.transformers.sharding.trainer_strategy impo
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
 from safepoint.training.state.rng import capture_rng, restore_rng
-from safepoint.training.state.temporary_attributes import Overrides
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 
 _STATE = "trainer_state.json"
 _MOST_SHOWN = 10

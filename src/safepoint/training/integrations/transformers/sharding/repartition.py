@@ -29,7 +29,7 @@ from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders
 from safepoint.training.state.data_only import only_data
 from safepoint.training.state.strategy import has_same_partitions, writer_of, zero_name, zero_stage_of, zero_stages
-from safepoint.training.state.temporary_attributes import Overrides
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 
 _T = TypeVar("_T")
 _LOAD = "deepspeed_load_checkpoint"
