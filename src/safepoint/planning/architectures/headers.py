@@ -7,16 +7,14 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
+from safepoint.checkpoint.format.safetensors_layout import LENGTH_BYTES, MAX_HEADER_BYTES
 from safepoint.errors import UsageError
 from safepoint.foundation.bounded_json import parse_object, read_object
 from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.planning.architectures.fields import Tensor
 
-_MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library."""
 _MAX_INDEX_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 4 << 20
-_LENGTH_BYTES = 8
 DOWNLOAD_HINT = "download the model again, or pass its config.json instead of the folder"
 
 
@@ -65,12 +63,12 @@ def header_of(path: Path) -> tuple[list[tuple[Tensor, str]], int]:
     """
     try:
         with open_regular(_real_path(path)) as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             # One byte more than the limit, so that `parse_object` refuses a header that is too large.
-            wanted = min(length, _MAX_HEADER_BYTES + 1)
+            wanted = min(length, MAX_HEADER_BYTES + 1)
             data = file.read(wanted)
         # A header that is cut off is not parsed: its beginning may be a JSON object by itself.
-        header = parse_object(data if len(data) == wanted else b"", max_bytes=_MAX_HEADER_BYTES)
+        header = parse_object(data if len(data) == wanted else b"", max_bytes=MAX_HEADER_BYTES)
         header.pop("__metadata__", None)
         found = [_stored(name, record) for name, record in header.items()]
         ends = [_end_of(name, record) for name, record in header.items()]
@@ -79,7 +77,7 @@ def header_of(path: Path) -> tuple[list[tuple[Tensor, str]], int]:
             f"{path} is not a safetensors file, or is damaged: {error}; nothing was computed",
             hint=DOWNLOAD_HINT,
         ) from error
-    return found, _LENGTH_BYTES + length + max(ends, default=0)
+    return found, LENGTH_BYTES + length + max(ends, default=0)
 
 
 def _stored(name: str, record: Any) -> tuple[Tensor, str]:
