@@ -27,8 +27,8 @@ from pathlib import Path
 
 from figures import print_load, print_machine, row, verdict
 
-from safepoint.transparent.criu.program import VARIABLE, Criu, find_criu
 from safepoint.foundation.processes import tree_of
+from safepoint.transparent.criu.program import VARIABLE, Criu, find_criu
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import materialise, raw_bytes
 from safepoint.transparent.protection.keys import read_key

@@ -134,7 +134,7 @@ def stat_fields(folder: Path) -> list[bytes]:
 
 
 def run_state(folder: Path) -> str:
-    """The state of a process or a thread, a letter, such as those of `STOPPED`; X if it has ended; see `stat_fields`."""
+    """The state of a process or a thread, a letter, such as those of `STOPPED`; X if it has ended."""
     fields = stat_fields(folder)
     return fields[0].decode() if fields else "X"
 
@@ -149,7 +149,10 @@ def status_words(folder: Path, name: bytes) -> list[bytes]:
     Raises:
         OSError: the process has ended.
     """
-    return next((line.split()[1:] for line in kernel_lines(folder / "status") if line.startswith(name)), [])
+    for line in kernel_lines(folder / "status"):
+        if line.startswith(name):
+            return line.split()[1:]
+    return []
 
 
 def tree_of(root: int, proc: Path = _PROC) -> list[int]:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from safepoint.errors import FreezeError, SafepointError, UsageError
+from safepoint.foundation.processes import tree_of
 from safepoint.transparent import freeze as freeze_module
 from safepoint.transparent.criu import stopping as stopping_module
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
-from safepoint.foundation.processes import tree_of
 from safepoint.transparent.criu.trees import send
 from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation

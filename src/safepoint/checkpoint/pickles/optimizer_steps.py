@@ -111,7 +111,7 @@ def step_of_copy(
             copy.init_state(group, fresh, *place)
         else:
             library: Any = sys.modules[torch.optim.Optimizer.__module__]
-            none: Any = OrderedDict()
+            none = OrderedDict[Any, Any]()
             with temporarily(library, _global_optimizer_pre_hooks=none, _global_optimizer_post_hooks=none):
                 copy.step()
     return dict(copy.state[fresh])

@@ -37,13 +37,13 @@ from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.rng import set_numpy_state, set_python_state
-from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 _DEEPSPEED = {
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import FreezeError, UnsupportedError
+from safepoint.foundation.processes import name_of, tree_of
 from safepoint.transparent.criu.messages import explain
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import find_criu
-from safepoint.foundation.processes import name_of, tree_of
 from safepoint.transparent.criu.trees import held, kill, resident_bytes
 
 

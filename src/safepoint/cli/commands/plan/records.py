@@ -32,7 +32,6 @@ from safepoint.planning.model import ModelShape, of_config, read_model
 from safepoint.settings.run_settings import RunSettings
 
 
-
 def read_for(
     text: str | None, *, on: str | None, namespace: str | None, known: Container[str]
 ) -> tuple[Given, ModelShape | None]:

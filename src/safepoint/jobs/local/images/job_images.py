@@ -233,8 +233,8 @@ def _launchers_of(history: History, job: JobRecord) -> list[int]:
     for pid in everything:
         if pid not in trees and processes.tree_of(pid):
             raise FreezeError(
-                f"process {pid} ({processes.name_of(pid)}) of job {job.name} is not a child of a launcher; nothing was "
-                "frozen",
+                f"process {pid} ({processes.name_of(pid)}) of job {job.name} is not a child of a launcher; "
+                "nothing was frozen",
                 hint="wait until it has ended, or end it",
             )
     return roots

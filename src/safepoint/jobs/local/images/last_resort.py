@@ -155,9 +155,7 @@ def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
         roots: the root processes.
     """
     launchers = running_launchers()
-    return {
-        root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [tree_of(root)]
-    }
+    return {root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [tree_of(root)]}
 
 
 @contextlib.contextmanager

@@ -17,11 +17,11 @@ from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import MOST_COUNT, NUMBER
 from safepoint.training.plain.state.parts import Parts
-from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""

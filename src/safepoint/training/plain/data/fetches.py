@@ -32,11 +32,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import COUNT
 from safepoint.training.plain.data.skipping import can_skip_indices, rng_restorer, without_first_indices
 from safepoint.training.state.rng import capture_host_rng, capture_rng, generators_of, restore_rng
-from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 WHERE = "the position of the data loader in the checkpoint"
 """How messages name the state of a loader."""

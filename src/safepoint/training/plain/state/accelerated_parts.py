@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, ConflictError, UsageError
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import MOST_COUNT
@@ -25,7 +26,6 @@ from safepoint.training.state.strategy import (
     writes_shards,
     zero_stage_of,
 )
-from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 _RANDOM_STATES = "random_states_0.pkl"
 """`save_state` always writes this file."""
