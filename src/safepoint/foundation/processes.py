@@ -155,34 +155,24 @@ def status_words(folder: Path, name: bytes) -> list[bytes]:
     return []
 
 
-def tree_of(root: int, proc: Path = _PROC) -> list[int]:
-    """The processes of the tree of `root`, parents first; empty if `root` does not exist.
-
-    Args:
-        root: the number of the root process.
-        proc: where the proc file system is mounted.
-    """
+def tree_of(root: int) -> list[int]:
+    """The processes of the tree of `root`, parents first; empty if `root` does not exist."""
     found: list[int] = []
     pending = [root]
     while pending:
         pid = pending.pop(0)
-        children = children_of(pid, proc)
+        children = children_of(pid)
         if children is not None:
             found.append(pid)
             pending += children
     return found
 
 
-def children_of(pid: int, proc: Path = _PROC) -> list[int] | None:
-    """The processes that a process has started; None if it does not exist.
-
-    Args:
-        pid: the number of the process.
-        proc: where the proc file system is mounted.
-    """
+def children_of(pid: int) -> list[int] | None:
+    """The processes that a process has started; None if it does not exist."""
     found: list[int] = []
     try:
-        tasks = list((proc / str(pid) / "task").iterdir())
+        tasks = list((_PROC / str(pid) / "task").iterdir())
     except OSError:
         return None
     for task in tasks:

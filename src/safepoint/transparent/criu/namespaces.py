@@ -14,19 +14,18 @@ from safepoint.foundation.processes import is_of_own_namespace, number_inside, s
 _KINDS = ("pid", "mnt")
 
 
-def first_process_of(pid: int, proc: Path = Path("/proc")) -> int:
+def first_process_of(pid: int) -> int:
     """The first process of the PID namespace of a process. It belongs to this user, as CRIU does after a restore.
 
     Args:
         pid: a process in another PID namespace.
-        proc: where the proc file system is mounted.
 
     Raises:
         FreezeError: CRIU must not run there.
     """
     try:
-        first = _first_above(pid, proc)
-        if first is not None and user_of(first) == os.getuid() and _is_of_this_machine(proc / str(first)):
+        first = _first_above(pid)
+        if first is not None and user_of(first) == os.getuid() and _is_of_this_machine(Path(f"/proc/{first}")):
             return first
     except OSError:  # a process has ended
         pass
@@ -37,15 +36,15 @@ def first_process_of(pid: int, proc: Path = Path("/proc")) -> int:
     )
 
 
-def _first_above(pid: int, proc: Path) -> int | None:
+def _first_above(pid: int) -> int | None:
     """The nearest process above `pid` that is the first one of its PID namespace, which must be that of `pid`."""
-    namespace = os.stat(proc / str(pid) / "ns/pid")
+    namespace = os.stat(f"/proc/{pid}/ns/pid")
     while pid:
-        if not os.path.samestat(os.stat(proc / str(pid) / "ns/pid"), namespace):
+        if not os.path.samestat(os.stat(f"/proc/{pid}/ns/pid"), namespace):
             return None
         if number_inside(pid) == 1:
             return pid
-        pid = int(status_words(proc / str(pid), b"PPid:")[0])
+        pid = int(status_words(Path(f"/proc/{pid}"), b"PPid:")[0])
     return None
 
 

@@ -11,7 +11,6 @@ from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.processes import kernel_lines, place_of
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENDED_S = 5.0
 """How long killed processes may take to end, which includes that the kernel frees their memory."""
 
@@ -41,7 +40,7 @@ def environment_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
-def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
+def resident_bytes(pids: Iterable[int]) -> int:
     """The memory of processes, in bytes: an upper limit for what CRIU writes.
 
     Shared memory is counted once for each process.
@@ -49,31 +48,26 @@ def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
-            lines = kernel_lines(proc / str(pid) / "status")
+            lines = kernel_lines(Path(f"/proc/{pid}/status"))
             total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith((b"VmRSS:", b"VmSwap:")))
     return total
 
 
-def awaited_lock(pids: Iterable[int], proc: Path = Path("/proc")) -> str | None:
-    """The file for whose lock one of the processes waits, because another program holds it; None if none waits.
-
-    Args:
-        pids: the processes.
-        proc: where the proc file system is mounted.
-    """
+def awaited_lock(pids: Iterable[int]) -> str | None:
+    """The file for whose lock one of the processes waits, because another program holds it; None if none waits."""
     own = set(pids)
     with contextlib.suppress(OSError):
-        for line in kernel_lines(proc / "locks"):
+        for line in kernel_lines(Path("/proc/locks")):
             # `1: -> FLOCK ADVISORY WRITE 4711 fe:00:815 0 EOF`; without the arrow, the process has the lock.
             fields = line.split()
             if len(fields) > 6 and fields[1] == b"->" and int(fields[5]) in own:
-                return _path_of(int(fields[5]), fields[6].decode(), proc)
+                return _path_of(int(fields[5]), fields[6].decode())
     return None
 
 
-def _path_of(pid: int, place: str, proc: Path) -> str:
+def _path_of(pid: int, place: str) -> str:
     """The path of a file that a process has open, from its device and number as the kernel lists them."""
-    folder = proc / str(pid) / "fd"
+    folder = Path(f"/proc/{pid}/fd")
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
