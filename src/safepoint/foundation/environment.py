@@ -243,12 +243,12 @@ def is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) ->
     except OSError:
         # Its owner may hide it, and show it later: the owner of a FUSE file system can do that.
         with contextlib.suppress(OSError):
-            return _is_shared(os.stat(os.path.dirname(path)))
+            return _is_shared(os.stat(Path(path).parent))
         return False
 
 
 def _belongs_to_stranger(path: str | os.PathLike[str], users: Collection[int]) -> bool:
-    folder = os.stat(os.path.dirname(path))
+    folder = os.stat(Path(path).parent)
     if _is_shared(folder) and is_mounted_by_other(path):
         return True
     owner = os.lstat(path).st_uid
