@@ -92,15 +92,15 @@ class Job:
     @property
     def step(self) -> int:
         """The step that rank 0 has finished last; 0 before the first one."""
-        return int(self._lines("progress", 1)[-1])
+        return int((self._lines("progress") or ["0"])[-1])
 
     def save_s(self) -> float:
         """The median of the times that saves took; 0 without saves."""
-        return statistics.median(map(float, self._lines("saves", 0) or ["0"]))
+        return statistics.median(map(float, self._lines("saves") or ["0"]))
 
-    def _lines(self, name: str, least: int) -> list[str]:
+    def _lines(self, name: str) -> list[str]:
         path = self._folder / name
-        return path.read_text().split() if path.exists() else ["0"] * least
+        return path.read_text().split() if path.exists() else []
 
     def pid_of(self, rank: int) -> int | None:
         """The process of a rank, if it lives and has made a step."""
@@ -117,7 +117,7 @@ class Job:
 def run_block(job: Job, seconds: float, kills: Sequence[float], ranks: Sequence[int]) -> Block:
     """Let a job run for a time, with ranks killed at moments in seconds after the block's begin."""
     found = Block()
-    _until(job, lambda: job.step > 0, found)
+    _await_first_step(job)
     time.sleep(_SETTLES_S)
     first, began_s = job.step, time.monotonic()
     pending = list(zip(kills, ranks, strict=True))
@@ -140,9 +140,9 @@ def run_block(job: Job, seconds: float, kills: Sequence[float], ranks: Sequence[
     return found
 
 
-def _until(job: Job, ready, found: Block) -> None:
+def _await_first_step(job: Job) -> None:
     began_s = time.monotonic()
-    while not ready():
+    while job.step == 0:
         job.check()
         if time.monotonic() - began_s > 5 * _HUNG_S:
             raise SystemExit("the job made no first step")

@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("all", "jobs", "memory"), default="all")
     jobs.add_argument("--jobs", type=int, default=5, help="of each product")
     jobs.add_argument("--kills", type=int, default=2, help="in each job")
+    jobs.add_argument("--peer-kills", type=int, help="in each job of torchrun, if not as many")
     jobs.add_argument("--ranks", type=int, default=2)
     jobs.add_argument("--state-mb", type=int, default=1, help="of model and optimizer in each job")
     jobs.add_argument("--step-ms", type=float, default=50)

@@ -112,13 +112,15 @@ def processor_s(mark: str) -> float:
 
 
 def run_job(command: list[str], folder: Path, moments: random.Random, options: argparse.Namespace) -> Starts:
-    """One job: its first start, and `options.kills` restarts."""
+    """One job: its first start, and its restarts."""
+    is_peer = "torch.distributed.run" in command
+    kills = options.kills if options.peer_kills is None or not is_peer else options.peer_kills
     folder.mkdir()
     output, log, mark = folder / "output", folder / "log.txt", folder.name
     program = [str(PROGRAM), "--out", str(output), "--marks", str(folder), "--mb", str(options.state_mb)]
     program += ["--step-ms", str(options.step_ms), "--save-steps", str(options.save_steps)]
     program += ["--device", options.device, *(["--backend", options.backend] if options.backend else [])]
-    program += ["--resume"] if "torch.distributed.run" in command else []
+    program += ["--resume"] if is_peer else []
     devices = {"CUDA_VISIBLE_DEVICES": "0"} if options.device == "cuda" else {}
     found = Starts()
     began_s = time.monotonic()
@@ -130,7 +132,7 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
             env=environment(**{MARK: mark, "PYTHONUNBUFFERED": "1"}, **devices),
         )
     try:
-        for number in range(options.kills + 1):
+        for number in range(kills + 1):
             starts = wait(
                 process,
                 log,
@@ -143,7 +145,7 @@ def run_job(command: list[str], folder: Path, moments: random.Random, options: a
                 figures[phase].append(max(one[phase] for one in marks) - began_s)
             if number == 0:
                 found.processor_s.append(processor_s(mark))
-            if number < options.kills:
+            if number < kills:
                 step = max(one["step"] for one in marks)
                 wait(process, log, lambda least=step + 1: newest_checkpoint(output) >= least, _LIMIT_S)
                 time.sleep(moments.uniform(0, 1) * options.step_ms / 1000)

@@ -1,16 +1,15 @@
 """Each page in light, in dark and on a small screen: nothing overflows, and axe-core finds no violation."""
 
-import os
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from tests.browser.conftest import SignIn
-from tests.support.browser import AXE_FILE, Served
+from tests.support.browser import Served
+from tests.support.looks import LOOKS, look_at
 
 PAGES = {
     "jobs": "/jobs",
@@ -30,34 +29,12 @@ PAGES = {
     "missing": "/jobs/local/nothing",
     "refused": "/enter?token=used",
 }
-LOOKS: dict[str, dict[str, Any]] = {
-    "light": {"color_scheme": "light"},
-    "dark": {"color_scheme": "dark"},
-    "small": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
-}
 
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_every_page_looks_well(samples: Path, dashboard: Served, sign_in: SignIn, look: str) -> None:
-    """SAFEPOINT_TEST_PICTURES names a folder for the pictures, so that a person can look at them."""
     page = sign_in(dashboard, **LOOKS[look])
-    folder = os.environ.get("SAFEPOINT_TEST_PICTURES")
     violations: list[str] = []
-    axe = AXE_FILE.read_text()
-
-    def look_at(name: str) -> None:
-        widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-        assert widths[0] <= widths[1], f"{name} is wider than the window: {widths}"
-        if folder:
-            page.screenshot(path=Path(folder) / f"{name}-{look}.png", full_page=True)
-        page.evaluate(axe)  # a policy against inline scripts does not concern the debugger
-        found = page.evaluate("axe.run().then(result => result.violations)")
-        violations.extend(
-            f"{name}: {one['id']}: {node['html'][:150]} ({node['failureSummary'][:200]})"
-            for one in found
-            for node in one["nodes"][:3]
-        )
-
     output = samples / "out" / "llama-sft-8b"
     for name, path in {**PAGES, "any-location": f"/checkpoints?location={output}"}.items():
         page.goto(f"{dashboard.base}{path}")
@@ -69,18 +46,18 @@ def test_every_page_looks_well(samples: Path, dashboard: Served, sign_in: SignIn
             page.get_by_label("Copy or export checkpoint-1200").click()
         if name in {"missing", "refused"}:
             page.get_by_text("404" if name == "missing" else "401").wait_for()
-        look_at(name)
+        violations += look_at(page, name, look)
     page.goto(f"{dashboard.base}{PAGES['resume']}")
     page.get_by_role("button", name="Resume").click()
     page.get_by_text("The job resumes from step 800.").wait_for()
-    look_at("done")
+    violations += look_at(page, "done", look)
     page.get_by_role("button", name="Link for a viewer").click()
     page.get_by_role("heading", name="A link for a viewer").wait_for()
-    look_at("link")
+    violations += look_at(page, "link", look)
     page.get_by_role("link", name="Jobs", exact=True).click()
     page.get_by_role("button", name="Keyboard shortcuts").click()
     page.get_by_role("dialog").wait_for()
-    look_at("keys")
+    violations += look_at(page, "keys", look)
     assert not violations, "\n".join(violations)
 
 

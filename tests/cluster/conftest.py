@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import jobs
+from tests.support.browser import served
 from tests.support.cluster.figures import Figures
 from tests.support.cluster.running import RunningCluster, chosen_cluster
 from tests.support.cluster.workspace import Workspace, workspace
+from tests.support.visitor import Visitor
+
+PLACE = "team"
+"""The name of the namespace in the settings of `visitor`."""
 
 _FIGURES = Figures()
 
@@ -68,3 +73,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int]
         return found[ranks, epochs]
 
     return run
+
+
+@pytest.fixture
+def visitor(team: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visitor]:
+    """A visitor of a dashboard that shows the namespace as the place `team`."""
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    settings = tmp_path / "xdg_config_home" / "safepoint" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f'[places.{PLACE}]\ncontext = "test"\nnamespace = "{team.namespace}"\n')
+    with served(tmp_path, "--on", PLACE) as server:
+        yield Visitor(server)

@@ -67,8 +67,8 @@ class Node:
         ):
             self._run("ip", *words)
         self._run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        # Not the bridge's own `ipMasq`: it gives connections between pods of two nodes the node's address, too, and such a
-        # connection is reset when the kernel loses track of it.
+        # Not the bridge's own `ipMasq`: it gives connections between pods of two nodes the address of a node, and
+        # such a connection is reset when the kernel loses track of it.
         outside = ("-s", _POD_RANGE, "!", "-d", _POD_RANGE)
         self._run("iptables", "--wait", "-t", "nat", "-A", "POSTROUTING", *outside, "-j", "MASQUERADE")
         first = {"subnet": f"10.244.{self._number}.0/24", "rangeStart": f"10.244.{self._number}.10"}

@@ -1,6 +1,5 @@
 """`safepoint freeze` and `safepoint thaw`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -148,12 +147,11 @@ def thaw(
 
     criu = find_criu()
     require_packages()
-    from safepoint.jobs.local.images.job_images import image_of, thaw_job
-    from safepoint.transparent.images.manifest import number_of
+    from safepoint.jobs.local.images.job_images import image_of, is_job, thaw_job
     from safepoint.transparent.thaw import thaw_image
 
     job = None
-    if "://" not in target and number_of(Path(target).name) is None and not Path(target).is_dir():
+    if is_job(target):
         job, target = image_of(target)
     with opened(target, key, only_authentic=not trust) as (location, found):
         name = found or location.newest()

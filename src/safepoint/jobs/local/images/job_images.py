@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safepoint.errors import ConflictError, FreezeError, NotFoundError
+from safepoint.errors import ConflictError, FreezeError, NotFoundError, UsageError, printable
 from safepoint.foundation import clock, processes
 from safepoint.foundation.files import FolderLock
 from safepoint.jobs.local import slots
@@ -24,6 +24,7 @@ from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
 from safepoint.transparent.criu.program import Criu, find_criu
+from safepoint.transparent.images.manifest import number_of
 
 if TYPE_CHECKING:
     from safepoint.transparent.freeze import Frozen
@@ -109,6 +110,31 @@ def freeze_job(
     with LocalJobs(actor=actor) as jobs:
         jobs.wait(job.name, [JobState.SUSPENDED], timeout_s=_EXITS_WITHIN_S)
     return frozen
+
+
+def is_job(word: str) -> bool:
+    """Whether a word on the command line means a job, and not an image or a location of images.
+
+    A plain word means a location only if it is a folder with images, or the name of an image.
+
+    Raises:
+        UsageError: it means both.
+    """
+    if "/" in word or word in {".", ".."} or number_of(word) is not None:
+        return False
+    try:
+        has_images = any(number_of(name) is not None for name in os.listdir(word))
+    except OSError:
+        has_images = False
+    if not has_images:
+        return True
+    with History() as history:
+        if word.isascii() and history.knows(word):
+            raise UsageError(
+                f"{printable(word)} is a job, and a folder with images; nothing was restored",
+                hint=f"write ./{printable(word)} for the folder; for the job, call the command in another folder",
+            )
+    return False
 
 
 def image_of(name: str) -> tuple[str, str]:

@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 import pytest
 
-from safepoint.errors import ConflictError, FreezeError, NotFoundError, SafepointError
+from safepoint.errors import ConflictError, FreezeError, NotFoundError, SafepointError, UsageError
 from safepoint.foundation.files import write_atomic
 from safepoint.foundation.processes import identify
 from safepoint.jobs.local.attempt import thaw_watch
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
-from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, thaw_job
+from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, is_job, thaw_job
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor_start import start_supervisor
@@ -274,3 +274,29 @@ def test_a_long_evaluation_is_progress_while_it_computes(tmp_path: Path, monkeyp
     assert watch.is_stuck()
     write(tmp_path, progress(state=State.EVALUATING, step=4))
     assert not watch.is_stuck()
+
+
+def test_a_word_is_a_job_unless_it_is_a_folder_with_images(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output folder of a job often has its name."""
+    place.add("a")
+    folder = tmp_path / "somewhere"
+    monkeypatch.chdir(made(folder))
+    made(folder / "a" / "checkpoint-3")
+    assert is_job("a")
+    assert is_job("unknown")
+    assert is_job("x" * 5000)
+    made(folder / "b" / "image-3")
+    found = {
+        word: is_job(word) for word in ("b", "image-3", "./a", "b/image-3", "s3://bucket/images", "/a", ".", "b*")
+    }
+    assert [word for word, yes in found.items() if yes] == ["b*"]
+    made(folder / "a" / "image-1")
+    with pytest.raises(UsageError, match=r"a is a job, and a folder with images"):
+        is_job("a")
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
