@@ -347,7 +347,7 @@ def test_temporary_folders_are_carried_along(trees: Trees) -> None:
 def test_processes_that_do_not_stop_run_on(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message that names one; those that have stopped run on, too."""
     last, is_at_rest = trees.processes[-1], stopping_module._is_at_rest
-    monkeypatch.setattr(stopping_module, "_is_at_rest", lambda pid, proc: pid != last and is_at_rest(pid, proc))
+    monkeypatch.setattr(stopping_module, "_is_at_rest", lambda pid: pid != last and is_at_rest(pid))
     stopping: list[int] = []
     with (
         pytest.raises(FreezeError, match=rf"process {last} .*did not stop"),
