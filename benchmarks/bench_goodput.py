@@ -2,13 +2,13 @@
 
 The same Trainer script (`restart_program.py`), with two ranks, runs under `safepoint run` and under `torchrun` with
 the Trainer's own resume. The products take turns, in blocks of some minutes. Each block is a job of its own, and its
-time begins a moment after its first step. At moments with exponentially distributed distances, the same for both
+time begins a moment after its first step. Once a minute, at a random moment of the minute, which is the same for both
 products, one rank gets SIGKILL; if the job is restarting then, it gets it after the next step. *Progress* is the
 number of steps that the job has moved on by the end of the block: steps that a restart repeats do not count twice.
 Goodput is the progress divided by that of the same product without failures in the same time.
 
 Safepoint chooses its intervals (`--save-every auto --snapshot-steps auto`). torchrun's is the best one by Young's
-formula, the square root of 2 · C · M, where M is the mean time between failures and C the time that a save of the
+formula, the square root of 2 · C · M, where M is the time between failures and C the time that a save of the
 Trainer takes, which is measured first (J. W. Young, "A first order approximation to the optimum checkpoint interval",
 1974).
 
@@ -152,15 +152,14 @@ def _await_first_step(job: Job) -> None:
 def moments(options: argparse.Namespace, number: int) -> tuple[list[float], list[int]]:
     """When the ranks of a block are killed, and which."""
     chance = random.Random(options.seed + number)
-    at_s: list[float] = []
-    while (following := (at_s[-1] if at_s else 0.0) + chance.expovariate(1 / options.between_s)) < options.block_s:
-        at_s.append(following)
+    count = int(options.block_s / options.between_s)
+    at_s = [(index + chance.random()) * options.between_s for index in range(count)]
     return at_s, [chance.randrange(options.ranks) for _ in at_s]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--between-s", type=float, default=60, help="mean time between two failures")
+    parser.add_argument("--between-s", type=float, default=60, help="one failure in each such time")
     parser.add_argument("--blocks", type=int, default=4, help="of each product with failures")
     parser.add_argument("--block-s", type=float, default=300)
     parser.add_argument("--without-s", type=float, default=60, help="of a block without failures")
