@@ -1,5 +1,8 @@
-"""An archive of a temporary folder in a process image is damaged, or has no file."""
+"""An archive of a temporary folder in a process image is damaged, has no file, or has files of any kind."""
 
+import os
+import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,48 @@ def test_a_folder_that_the_next_launcher_removes_is_restored(tmp_path: Path, mon
         assert restored == [tmp_path / "folder"]
         assert [path.name for path in (tmp_path / "folder").iterdir()] == ["restoring"]
     assert not list((tmp_path / "folder").iterdir())
+
+
+def test_links_pipes_and_owners_are_restored(tmp_path: Path) -> None:
+    """The keeper makes links to its memory when ranks restart. They lead out of the folder."""
+    folder, part = tmp_path / "folder", tmp_path / "part-0"
+    folder.mkdir()
+    part.mkdir()
+    (folder / "link").symlink_to("/proc/1/fd/3")
+    os.mkfifo(folder / "pipe")
+    (folder / "file").write_text("text")
+    if os.getuid() == 0:
+        for path in (folder / "file", folder):
+            os.chown(path, 65533, 65532)
+    owner = folder.stat().st_uid
+    carry([folder], part)
+    shutil.rmtree(folder)
+    with set_down(part, {owner}) as restored:
+        assert restored == [folder]
+    assert os.readlink(folder / "link") == "/proc/1/fd/3"
+    assert stat.S_ISFIFO((folder / "pipe").lstat().st_mode)
+    assert (folder / "file").read_text() == "text"
+    assert folder.stat().st_uid == (folder / "file").stat().st_uid == owner
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    """By an archive that another program has made, and that is restored with `--trust`."""
+    folder, part, outside = tmp_path / "folder", tmp_path / "part-0", tmp_path / "outside"
+    for one in (folder, part, outside, folder / "in"):
+        one.mkdir()
+    (folder / "in" / "file").touch()
+    (folder / "a").symlink_to(outside)
+    carry([folder], part)
+    shutil.rmtree(folder)
+    data = (part / "carried-0.img").read_bytes()
+    altered = data.replace(b"in/file" + bytes(93), b"a/file" + bytes(94))
+    assert altered != data
+    at = altered.index(b"a/file" + bytes(94))
+    header = bytearray(altered[at : at + 512])
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (part / "carried-0.img").write_bytes(altered[:at] + bytes(header) + altered[at + 512 :])
+    with pytest.raises(ImageError, match="damaged"), set_down(part):
+        pass
+    assert list(outside.iterdir()) == []
+    assert not folder.exists()

@@ -17,10 +17,10 @@ from safepoint.errors import FreezeError, ImageError
 from safepoint.transparent import planted
 from safepoint.transparent.carried import carry, set_down
 from safepoint.transparent.criu.records import open_paths, users_of
-from safepoint.transparent.planted import refuse_planted_files, refuse_planted_folders
+from safepoint.transparent.planted import refuse_planted_files, refuse_planted_paths
 from tests.support.criu_images import message, varint
 
-_STRANGER, _OWNER = 65533, 65532
+_STRANGER, _OWNER, _GROUP = 65533, 65532, 65531
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
 
 
@@ -66,7 +66,8 @@ def part(
     (folder / "files.img").write_bytes(bytes(8) + b"".join(files))
     if deleted:
         (folder / "remap-fpath.img").write_bytes(bytes(8) + b"".join(message([(1, one), (2, 9)]) for one in deleted))
-    credentials = message([(1, user), (2, user), (3, user), (4, user)])[4:]
+    # The real, the effective and the saved user and that of files; each with a group, which counts as no user.
+    credentials = message((number, user if number % 2 else _GROUP) for number in range(1, 9))[4:]
     (folder / "core-7.img").write_bytes(bytes(8) + record(text(5, text(10, credentials))))
     return folder
 
@@ -95,11 +96,12 @@ def test_a_file_of_another_user(inner: str, shared: Path, tmp_path: Path) -> Non
     check(folder)
     os.chown(path, _OWNER, -1)
     check(folder)
-    os.chown(shared / Path(inner).parts[0], _STRANGER, -1)
-    with pytest.raises(
-        FreezeError, match="was made by another user, and processes have it open; nothing was restored"
-    ):
-        check(folder)
+    for other in (_STRANGER, _GROUP):
+        os.chown(shared / Path(inner).parts[0], other, -1)
+        with pytest.raises(
+            FreezeError, match="was made by another user, and processes have it open; nothing was restored"
+        ):
+            check(folder)
 
 
 def test_a_missing_file(shared: Path, tmp_path: Path) -> None:
@@ -192,23 +194,79 @@ def test_a_folder_for_code(
     cache = shared / name
     (tmp_path / "proc" / "7").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "environ").write_text(f"A=b\0{variable}=/usr/lib:{cache}\0MY_HOME=~\0")
-    refuse_planted_folders([7], tmp_path / "proc")
+    refuse_planted_paths([7], tmp_path / "proc")
     assert (cache.stat().st_uid, cache.stat().st_mode & 0o777) == (_OWNER, 0o700)
-    refuse_planted_folders([7], tmp_path / "proc")
+    refuse_planted_paths([7], tmp_path / "proc")
     os.chown(shared / Path(name).parts[0], _STRANGER, -1)
-    with pytest.raises(FreezeError, match="find code or settings there"):
-        refuse_planted_folders([7], tmp_path / "proc")
+    with pytest.raises(FreezeError, match="a variable or an argument of the processes names it"):
+        refuse_planted_paths([7], tmp_path / "proc")
 
 
-def test_other_variables(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the socket of an agent: it may belong to the user who has started the program with sudo."""
+_OTHERS = ("LD_AUDIT", "PYTHONUSERBASE", "VIRTUAL_ENV", "BASH_ENV", "NCCL_NET_PLUGIN", "SSL_CERT_FILE", "hf_home")
+
+
+def named(tmp_path: Path, *variables: str, arguments: str = "") -> Path:
+    """What the kernel says of a process with these variables and arguments."""
+    process = tmp_path / "proc" / "7"
+    process.mkdir(parents=True, exist_ok=True)
+    (process / "environ").write_text("".join(f"{one}\0" for one in variables))
+    (process / "cmdline").write_text(arguments)
+    return process.parent
+
+
+@pytest.mark.parametrize("variable", [*_OTHERS, ""])
+@pytest.mark.parametrize("name", ["file", "mine/file"])
+def test_other_variables_and_arguments(
+    variable: str, name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries and programs that are loaded at the next start, and the script that a launcher starts again.
+
+    If the folder of a file is missing, it is made. What the file itself would be is not known.
+    """
     monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
+    path, top = shared / name, shared / Path(name).parts[0]
+    if variable:
+        proc = named(tmp_path, f"{variable}=1,{path}")
+    else:
+        proc = named(tmp_path, arguments=f"python\0-u\0{path}\0--data=/srv\0")
+    refuse_planted_paths([7], proc)
+    assert not path.exists()
+    assert top.exists() == (name != "file")
+    if top.exists():
+        assert (top.stat().st_uid, top.stat().st_mode & 0o777) == (_OWNER, 0o700)
+    path.touch()
+    os.chown(path, _OWNER, -1)
+    refuse_planted_paths([7], proc)
+    os.chown(top, _STRANGER, -1)
+    with pytest.raises(FreezeError, match="names it; nothing was restored"):
+        refuse_planted_paths([7], proc)
+
+
+def test_a_link_to_a_missing_folder(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a cache in the home folder that the user has moved to /tmp."""
+    monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
+    (tmp_path / "cache").symlink_to(shared / "cache")
+    refuse_planted_paths([7], named(tmp_path, f"TRITON_CACHE_DIR={tmp_path}/cache"))
+    assert (shared / "cache").stat().st_uid == _OWNER
+
+
+@pytest.mark.parametrize(("user", "is_accepted"), [(0, True), (_OWNER, False)])
+def test_the_user_who_has_become_root(
+    user: int, is_accepted: bool, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables name the sockets and files of this user, such as those of an agent and of a display."""
+    monkeypatch.setattr(planted, "user_of", lambda pid: user)
     (shared / "agent").touch()
     os.chown(shared / "agent", _STRANGER, -1)
-    (tmp_path / "proc" / "7").mkdir(parents=True)
-    (tmp_path / "proc" / "7" / "environ").write_text(f"SSH_AUTH_SOCK={shared}/agent\0LOG={shared}/missing\0")
-    refuse_planted_folders([7], tmp_path / "proc")
-    assert not (shared / "missing").exists()
+    proc = named(tmp_path, f"SUDO_UID={_STRANGER}", f"SSH_AUTH_SOCK={shared}/agent")
+    if is_accepted:
+        refuse_planted_paths([7], proc)
+    else:
+        with pytest.raises(FreezeError, match="was made by another user"):
+            refuse_planted_paths([7], proc)
+    for text in ("", "0", "-1", "\u0663", "x", "9" * 5000):
+        with pytest.raises(FreezeError, match="was made by another user"):
+            refuse_planted_paths([7], named(tmp_path, f"SUDO_UID={text}", f"SSH_AUTH_SOCK={shared}/agent"))
 
 
 @pytest.mark.parametrize("data", [bytes(8) + b"\x05\0\0\0ab", bytes(8) + b"\x01\0\0", bytes(8) + record(b"\x1a\x7f")])

@@ -39,12 +39,16 @@ def ends(tmp_path: Path, *arguments: str) -> tuple[int, str]:
         (["--from-scratch", "--resume", "x", "script.py"], "contradicts"),
         (["--resume", "nowhere", "script.py"], "--resume nowhere"),
         (["-m", "no_such_module"], "no_such_module"),
+        (["-m", "script.py"], "to run a file, leave out -m"),
+        (["notes.ipynb"], "notes.ipynb is a notebook, not a Python script"),
+        (["start.sh"], "name the Python script that start.sh starts"),
         ([], "SCRIPT"),
     ],
 )
 def test_usage_errors_exit_2_before_anything_starts(tmp_path: Path, arguments: list[str], word: str) -> None:
     """The message names the invalid setting, and no rank is started."""
-    (tmp_path / "script.py").write_text("raise SystemExit('it was started')")
+    for name in ("script.py", "notes.ipynb", "start.sh"):
+        (tmp_path / name).write_text("raise SystemExit('it was started')")
     code, text = ends(tmp_path, *arguments)
     assert code == 2, text
     assert word in text
@@ -62,6 +66,16 @@ def test_a_script_that_raises_shows_its_own_traceback_once(tmp_path: Path) -> No
     assert "runpy" not in job.text
 
 
+def test_a_script_that_cannot_be_compiled_is_reported_as_by_python(tmp_path: Path) -> None:
+    """The message names the file and the line, without a traceback of Safepoint."""
+    (tmp_path / "script.py").write_text("x = 1\ndef f(:\n")
+    code, text = ends(tmp_path, "script.py")
+    assert code == 1
+    assert f'  File "{tmp_path}/script.py", line 2\n' in text
+    assert "SyntaxError: invalid syntax" in text
+    assert "Traceback" not in text
+
+
 def test_the_scripts_own_exit_code_is_passed_through(tmp_path: Path) -> None:
     """When the script calls sys.exit(42), the run exits with 42."""
     (tmp_path / "script.py").write_text("import sys; sys.exit(42)")
@@ -70,10 +84,11 @@ def test_the_scripts_own_exit_code_is_passed_through(tmp_path: Path) -> None:
 
 
 def test_a_script_without_a_trainer_just_runs(tmp_path: Path) -> None:
-    """Its arguments, its name and its folder on sys.path are as under plain Python."""
+    """Its arguments, its name, its file and its folder on sys.path are as under plain Python."""
     (tmp_path / "neighbour.py").write_text("value = 3")
     (tmp_path / "script.py").write_text(
-        "import sys, neighbour; assert __name__ == '__main__'; print(sys.argv, neighbour.value)"
+        "import os, sys, neighbour; assert __name__ == '__main__'; os.chdir('/'); assert os.path.isabs(__file__)\n"
+        "assert sys.modules['__main__'].__file__ == __file__; print(sys.argv, neighbour.value)"
     )
     command = [sys.executable, "-m", "safepoint.cli.main", "run", "script.py", "--save-steps", "0", "-v"]
     done = subprocess.run(

@@ -223,6 +223,7 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
         job.signal(signal.SIGINT)
         assert job.wait(10) == 130, job.text
         wait_until_gone(job.rank_pids())
+    assert "stopped at once by a second SIGINT" in job.text
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path: Path) -> None:

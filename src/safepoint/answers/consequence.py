@@ -133,7 +133,10 @@ def _is_possible(action: Action, job: Job) -> tuple[bool, str]:
         return job.can_resume, f"The job is {state}; {why}."
     if action is Action.SCALE:
         if state.is_over:
-            return job.can_scale, f"The job is {state}. To train further, submit it again."
+            return (
+                job.can_scale,
+                f"The job is {state}. To train further, delete it and submit it again; its checkpoints stay.",
+            )
         return job.can_scale, "Safepoint did not submit the job, so it is not known whether it would resume."
     return True, ""
 

@@ -83,6 +83,6 @@ def _listen(settings: DashboardSettings) -> BoundedListener:
         raise ConflictError(
             f"the dashboard cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; "
             "nothing was started",
-            hint="give another --port, or --port 0 for any free one",
+            hint="give another --port, or leave it out for any free one",
         ) from error
     return listener

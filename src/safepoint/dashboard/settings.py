@@ -24,7 +24,8 @@ class DashboardSettings:
 
     Args:
         host: the address to listen on.
-        port: the port; 0 for any free port.
+        port: the port; 0 for any free port. Another user can take a port when the dashboard has ended, and answer a
+            page that is still open. If the dashboard had the same port again, a page of this user could use it.
         is_read_only: whether every visitor may only read.
         tls_certificate: a PEM file with the certificate; with `tls_key`, the dashboard answers over TLS.
         tls_key: a PEM file with the key of the certificate.
@@ -41,7 +42,7 @@ class DashboardSettings:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8765
+    port: int = 0
     is_read_only: bool = False
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -124,11 +125,20 @@ class DashboardSettings:
         name = self.names[0] if self.names else self.host
         if name in {"0.0.0.0", "::"}:
             name = "localhost"
-        if name == "localhost" and not self.has_tls:
+        shown = f"[{name}]" if ":" in name and not name.startswith("[") else name
+        return self.address_by(f"{shown}:{port}")
+
+    def address_by(self, host: str) -> str:
+        """The address to open in a browser.
+
+        Args:
+            host: a Host header that the dashboard accepts.
+        """
+        name, colon, port = host.partition(":")
+        if name.lower() == "localhost" and not self.has_tls:
             # Browsers try ::1 first, where a program of another user may listen, and would get the link.
             name = "127.0.0.1"
-        shown = f"[{name}]" if ":" in name and not name.startswith("[") else name
-        return f"{'https' if self.has_tls else 'http'}://{shown}:{port}"
+        return f"{'https' if self.has_tls else 'http'}://{name}{colon}{port}"
 
 
 def _check_trusted(path: Path) -> None:

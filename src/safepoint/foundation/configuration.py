@@ -35,7 +35,6 @@ from safepoint.foundation.environment import (
     open_only_file,
     open_trusted,
     why_foreign,
-    xdg_folder,
 )
 from safepoint.foundation.shared_folders.no_links import RECORDS
 from safepoint.foundation.units import nearest
@@ -237,6 +236,18 @@ class Configuration:
             origins=origins,
             ignored=tuple(ignored),
         )
+
+
+def xdg_folder(variable: str, usual: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The user's folder that a variable of the XDG specification names.
+
+    Args:
+        variable: the variable, such as XDG_CACHE_HOME. A relative path is ignored, as the specification requires.
+        usual: the folder below the home folder that is used without the variable, such as `.cache`.
+        environ: see `expand_home`.
+    """
+    named = (os.environ if environ is None else environ).get(variable, "")
+    return Path(named) if os.path.isabs(named) else expand_home(f"~/{usual}", environ)
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -178,18 +178,6 @@ def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
     return Path(expanded)
 
 
-def xdg_folder(variable: str, usual: str, environ: Mapping[str, str] | None = None) -> Path:
-    """The user's folder that a variable of the XDG specification names.
-
-    Args:
-        variable: the variable, such as XDG_CACHE_HOME. A relative path is ignored, as the specification requires.
-        usual: the folder below the home folder that is used without the variable, such as `.cache`.
-        environ: see `expand_home`.
-    """
-    named = (os.environ if environ is None else environ).get(variable, "")
-    return Path(named) if os.path.isabs(named) else expand_home(f"~/{usual}", environ)
-
-
 def temporary_folder() -> str:
     """The folder for temporary files.
 
@@ -212,8 +200,8 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
     The rule is that of the kernel's `protected_symlinks`. It concerns folders with the sticky bit that everyone may
-    write to, such as /tmp. In such a folder, a file or folder is accepted only if it belongs to this user, to root,
-    or to the owner of that folder.
+    write to, such as /tmp. In such a folder, a file, folder or link is accepted only if it belongs to this user, to
+    root, or to the owner of that folder. All names are checked that the kernel looks up on the way to `path`.
 
     Args:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
@@ -221,8 +209,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
             planted: another user may have moved it away, and then the checks of `path` do not apply to it.
         users: other users to whom it may belong.
     """
-    path = os.path.abspath(path)
-    found = [one for way in {path, os.path.realpath(path)} for one in (way, *Path(way).parents)]
+    found = _looked_up(path)
     if opened is None:
         return any(is_of_stranger(one, users) for one in found)
     try:
@@ -232,6 +219,24 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
         )
     except OSError:
         return True
+
+
+def _looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The names that the kernel looks up on the way to `path`, in this order, also where links lead.
+
+    The caller checks each name before the next one, because a file system of another user may never answer.
+    """
+    seen, whole = set[str](), Path(os.path.abspath(path))
+    left = [whole, *whole.parents]
+    while left:
+        one = str(left.pop())
+        if one not in seen:
+            seen.add(one)
+            if os.path.basename(one) != "..":
+                yield one
+            with contextlib.suppress(OSError):  # it is not a link
+                target = Path(os.path.dirname(one), os.readlink(one))
+                left += [target, *target.parents]
 
 
 def is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
@@ -296,6 +301,8 @@ def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
         UntrustedFileError: `path` is not a file.
         OSError: the file cannot be opened.
     """
+    if is_planted(path):  # opening it may take for ever
+        raise PlantedError(errno.EPERM, _PLANTED, os.fspath(path))
     file = open_only_file(path)
     try:
         link, now = os.lstat(path), os.stat(path)
@@ -454,6 +461,8 @@ def user_name(uid: int) -> str:
 
 def is_planted_folder(path: str | os.PathLike[str]) -> bool:
     """Whether `is_planted` is true for the folder `path`; a folder that cannot be opened counts as planted."""
+    if is_planted(path):  # opening it may take for ever
+        return True
     try:
         descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -467,10 +476,12 @@ def is_planted_folder(path: str | os.PathLike[str]) -> bool:
 def is_importable(module: str, folder: str) -> bool:
     """Whether `python -m module`, started in `folder`, would find the module."""
     # Only the first part of the name is looked up: to find the rest, Python would import the package.
+    first, dot, _ = module.partition(".")
     try:
-        return PathFinder.find_spec(module.partition(".")[0], [folder, *sys.path]) is not None
+        spec = PathFinder.find_spec(first, [folder, *sys.path])
     except (ImportError, ValueError):
         return False
+    return spec is not None and (not dot or spec.submodule_search_locations is not None)
 
 
 def forget_service_links() -> None:

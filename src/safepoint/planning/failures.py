@@ -38,7 +38,7 @@ class Hazard:
         cause: its kind.
         per_s: how often it interrupts the job, per second of its running time.
         notice_s: seconds from the announcement until the processes are killed; 0 if it is not announced.
-        waiting_s: mean seconds until the job may start again, besides its restart.
+        waiting_s: mean seconds until the job may start again, without the time of the restart itself.
     """
 
     cause: Cause
@@ -140,8 +140,8 @@ MODELS = {
         ),
         FailureModel(
             name="llama3",
-            source="The Llama 3 Herd of Models, 2024: 466 interruptions in 54 days on 2,048 machines (H100), of them "
-            "47 planned; 61 were bugs of the software and timeouts of NCCL, which leave the machine alone",
+            source="The Llama 3 Herd of Models, 2024: 466 interruptions in 54 days on 2,048 machines (H100), "
+            "47 of them planned; 61 were bugs of the software and timeouts of NCCL, which need no other machine",
             machine_per_day=466 / 54 / 2048,
             ranks_share=61 / 466,
             maintenance_share=47 / 466,
@@ -150,7 +150,7 @@ MODELS = {
         FailureModel(
             name="byterobust",
             source="Wan et al., Robust LLM Training Infrastructure at ByteDance, SOSP 2025, table 4: 175 incidents "
-            "in three months on 1,200 machines (Hopper), of them 20 manual restarts and 27 hangs and rollbacks",
+            "in three months on 1,200 machines (Hopper), 20 of them manual restarts and 27 hangs and rollbacks",
             machine_per_day=175 / 90 / 1200,
             ranks_share=27 / 175,
             maintenance_share=20 / 175,

@@ -253,7 +253,7 @@ class Bar(NamedTuple):
     Args:
         name: the text beside the bar.
         parts: the name and the value of each part; equal names have one colour in all bars.
-        label: the text behind the bar, such as the sum.
+        label: the text after the bar, such as the sum.
         texts: for each part, its value as a text, which is shown in the part if there is space. If empty, none is
             shown.
     """

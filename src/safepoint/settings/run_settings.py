@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.errors import UsageError
-from safepoint.foundation.environment import xdg_folder
+from safepoint.foundation.configuration import xdg_folder
 from safepoint.foundation.events.stream import EVENTS_NAME
 from safepoint.foundation.quantities import parse_bytes, parse_duration, parse_flag
 from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim

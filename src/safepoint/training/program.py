@@ -1,9 +1,13 @@
 """Finds the user's program, and runs it in this process as Python would run it."""
 
+import builtins
+import io
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +16,11 @@ from safepoint.errors import UsageError
 
 _LAUNCHERS = ("torchrun", "deepspeed", "mpirun", "horovodrun", "srun")
 """Programs that start ranks by themselves, in processes that Safepoint does not supervise."""
+_OTHER_FILES = {
+    ".ipynb": ("a notebook", "export it, and name the exported script: jupyter nbconvert --to script {}"),
+    ".sh": ("a shell script", "name the Python script that {} starts"),
+}
+"""Files that people pass in place of a Python script: what they are, and what to do."""
 
 
 def find_script(name: str) -> Path:
@@ -20,7 +29,7 @@ def find_script(name: str) -> Path:
     Examples of such commands are `accelerate` and `trl`: small Python scripts, which pip has installed beside Python.
 
     Raises:
-        UsageError: there is no such script, or it starts ranks by itself.
+        UsageError: there is no such script, it is no Python script, or it starts ranks by itself.
     """
     path = Path(name)
     if path.name in _LAUNCHERS:
@@ -29,6 +38,9 @@ def find_script(name: str) -> Path:
             hint="name the training script: safepoint run --nproc-per-node N SCRIPT [ARGS…]",
         )
     if path.is_file():
+        if path.suffix in _OTHER_FILES:
+            what, hint = _OTHER_FILES[path.suffix]
+            raise UsageError(f"{name} is {what}, not a Python script", hint=hint.format(name))
         return path
     if path.name == name:
         command = Path(sys.executable).parent / name
@@ -42,10 +54,11 @@ def find_script(name: str) -> Path:
 def _is_python(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            line = file.readline(1024)
+            lines = file.readline(1024), file.readline(1024)
     except OSError:
         return False
-    return line.startswith(b"#!") and b"python" in line
+    # If the path of Python has a space or is long, pip writes `#!/bin/sh`, and the path is in the second line.
+    return lines[0].startswith(b"#!") and any(b"python" in line for line in lines)
 
 
 def run_program(program: Sequence[str], *, is_module: bool) -> None:
@@ -62,7 +75,27 @@ def run_program(program: Sequence[str], *, is_module: bool) -> None:
         runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     else:
         _search_first(str(Path(program[0]).resolve().parent))
-        runpy.run_path(program[0], run_name="__main__")
+        _run_file(program[0])
+
+
+def _run_file(name: str) -> None:
+    """Run a file as Python does: `__file__` is its absolute path, and `sys.argv[0]` is the path as it was given.
+
+    So the program finds its file after it has changed the current folder. `runpy.run_path` uses one path for both.
+    """
+    path = os.path.abspath(name)
+    if pkgutil.get_importer(path) is not None or path.endswith(
+        ".pyc"
+    ):  # an archive with a `__main__.py`, or bytecode
+        runpy.run_path(name, run_name="__main__")
+        return
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    main = ModuleType("__main__")
+    names: dict[str, Any] = vars(main)
+    names.update(__file__=path, __loader__=SourceFileLoader("__main__", path), __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(code, names)
 
 
 class _ProgramByAnotherName(ModuleType):

@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> int:
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
-            "the script has ended, and Safepoint saved nothing and ignored its options: the script trained with no "
-            "Trainer of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no safepoint.epochs"
+            "the script has ended, and Safepoint saved nothing and ignored its options: the script used no Trainer "
+            "of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no safepoint.epochs"
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)
@@ -173,10 +173,15 @@ def _print_into(folder: str | None, rank: int) -> None:
 
 
 def _print_user_traceback(error: BaseException) -> None:
-    """Print the traceback as Python would, without the frames of Safepoint and `runpy` that ran the script."""
+    """Print the traceback as Python would, without the frames of Safepoint and `runpy` that ran the script.
+
+    A script that cannot be compiled has no frames of its own.
+    """
     ours = (str(Path(__file__)), user_program.__file__, "<frozen runpy>", runpy.__file__)
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename in ours:
         frame = frame.tb_next
-    lines = traceback.format_exception(type(error), error, frame or error.__traceback__)
+    if frame is None and not isinstance(error, SyntaxError):
+        frame = error.__traceback__
+    lines = traceback.format_exception(type(error), error, frame)
     sys.stderr.write(printable_lines("".join(lines)))

@@ -98,6 +98,7 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path], stack: c
             folder.mkdir(0o700)  # raises an error if another user has made it meanwhile
             restored.append(folder)
             stack.enter_context(kept(folder))
-            archive.extractall(folder, filter="data")
+            # Links may lead out of the folder, as those to snapshots in memory do. No file is written through a link.
+            archive.extractall(folder, filter="tar", numeric_owner=True)
     except tarfile.TarError as error:
         raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error

@@ -2,8 +2,11 @@
 
 CRIU opens files by their paths, and compares only their sizes and modes. Files in a folder such as /tmp may have been
 deleted since the freeze, by a reboot or by a program that cleans the folder. Then every user can make such a file
-again, and so decide what is in the memory of the processes, or which compiled code they run. CRIU itself makes Unix
-sockets, and files that were deleted before the freeze. In a folder of another user, this user could take them.
+again, and so decide what is in the memory of the processes, or which code they run. CRIU itself makes Unix sockets,
+and files that were deleted before the freeze. In a folder of another user, this user could take them.
+
+The processes will also use paths that variables and arguments name, such as a cache of compiled code, or the script
+that a launcher starts again.
 """
 
 import contextlib
@@ -19,10 +22,12 @@ from safepoint.transparent.criu.records import made_paths, open_paths
 from safepoint.transparent.criu.trees import environment_of
 
 _FOLDERS = re.compile(r"\w*(DIR|HOME|PATH|PREFIX|CACHE)|TMP|TEMP")
-"""The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH.
-
-Programs find code or settings there.
-"""
+"""The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH."""
+_SEPARATORS = re.compile("[:=,;\\0]")
+_NUMBER = re.compile("[0-9]{1,10}")
+_SUDO = "SUDO_UID"
+"""The variable with the user who has become root with sudo. Variables may name a socket or a file of this user."""
+_WHY_NAMED = "a variable or an argument of the processes names it"
 _PROC = Path("/proc")
 
 
@@ -56,24 +61,35 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
     return made
 
 
-def refuse_planted_folders(pids: Iterable[int], proc: Path = _PROC) -> None:
-    """Check the folders that variables of restored processes name; make missing ones that every user could make.
+def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
+    """Check the files and folders that variables and arguments of restored processes name.
+
+    Missing folders that every user could make are made: those that variables such as TMPDIR name, and those above
+    other missing paths.
 
     Args:
         pids: the processes, which do not run yet.
         proc: where the proc file system is mounted.
 
     Raises:
-        FreezeError: a folder belongs to another user.
+        FreezeError: a file or a folder belongs to another user.
     """
-    found: set[tuple[str, int]] = set()
+    found: set[tuple[str, bool, int, int]] = set()
     for pid in pids:
         user = user_of(pid)
-        for name, text in environment_of(pid, proc).items():
-            if user is not None and _FOLDERS.fullmatch(name):
-                found |= {(path, user) for path in text.split(":") if os.path.isabs(path)}
-    for path, user in sorted(found):
-        _take(path, user, {user}, "the processes find code or settings there")
+        if user is None:
+            continue
+        variables = environment_of(pid, proc)
+        sudo = variables.get(_SUDO, "") if user == 0 else ""
+        other = int(sudo) if _NUMBER.fullmatch(sudo) else user
+        for name, text in (*variables.items(), ("", _text_of(proc / str(pid) / "cmdline"))):
+            is_folder = _FOLDERS.fullmatch(name) is not None
+            found |= {(path, is_folder, user, other) for path in _SEPARATORS.split(text) if os.path.isabs(path)}
+    for path, is_folder, user, other in sorted(found):
+        if is_planted(path, users={user, other}):
+            raise _of_others(path, _WHY_NAMED)
+        real = os.path.realpath(path)
+        _take(real if is_folder else os.path.dirname(real), user, {user, other}, _WHY_NAMED)
 
 
 def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
@@ -94,6 +110,14 @@ def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
         if is_planted(path, users=users):  # another user was faster
             raise _of_others(path, why)
     return made
+
+
+def _text_of(path: Path) -> str:
+    """The content of a file in /proc; empty if the process has ended."""
+    try:
+        return os.fsdecode(path.read_bytes())
+    except OSError:
+        return ""
 
 
 def _of_others(path: str, why: str) -> FreezeError:

@@ -27,7 +27,7 @@ from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import Part, part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
 from safepoint.transparent.packages import require_packages
-from safepoint.transparent.planted import refuse_planted_files, refuse_planted_folders
+from safepoint.transparent.planted import refuse_planted_files, refuse_planted_paths
 from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-restore-{}.log"
@@ -88,7 +88,7 @@ def thaw_image(
             pids = [pid for one in restored for pid in tree_of(one.pid)]
             for pid in pids:
                 guard.watch(pid)
-            refuse_planted_folders(pids)
+            refuse_planted_paths(pids)
             if before_start is not None:
                 before_start(restored)
             guard.then(signal.SIGCONT)

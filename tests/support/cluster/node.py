@@ -67,7 +67,7 @@ class Node:
         ):
             self._run("ip", *words)
         self._run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        # Not the bridge's own `ipMasq`: it gives connections between pods of two nodes the address of a node, and
+        # Not the bridge's own `ipMasq`: with it, connections between pods of two nodes have a node's address, and
         # such a connection is reset when the kernel loses track of it.
         outside = ("-s", _POD_RANGE, "!", "-d", _POD_RANGE)
         self._run("iptables", "--wait", "-t", "nat", "-A", "POSTROUTING", *outside, "-j", "MASQUERADE")

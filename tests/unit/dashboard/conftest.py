@@ -54,7 +54,7 @@ def start(home: Path) -> Iterator[Callable[..., Dashboard]]:
     with contextlib.ExitStack() as stack:
 
         def begin(*, peer: str = "127.0.0.1", **fields: Any) -> Dashboard:
-            settings = DashboardSettings(**fields)
+            settings = DashboardSettings(**{"port": 8765, **fields})
             sessions = Sessions(b"k" * 32, is_read_only=settings.is_read_only)
             used: list[str] = []
             application = make_application(

@@ -173,7 +173,7 @@ def client(home: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Ite
         "local": lambda actor: LocalJobs(actor=actor),
         "prod/api:6443/me": cluster.open,
     }
-    with TestClient(make_application(DashboardSettings(), openers, sessions), base_url=BASE) as client:
+    with TestClient(make_application(DashboardSettings(port=8765), openers, sessions), base_url=BASE) as client:
         visitor = Visitor(session="s", role=Role.OPERATOR)
         client.cookies.set("safepoint_8765", sessions.cookie_of(visitor))
         client.headers["x-form-token"] = sessions.form_token(visitor)

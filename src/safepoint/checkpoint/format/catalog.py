@@ -170,9 +170,8 @@ def refuse_invalid(output: Path) -> NoReturn:
             "manifest; to start at step 0, use --from-scratch, which moves the folders aside and deletes nothing",
         )
     raise NothingValidError(
-        f"{output} holds {plural(len(found), 'checkpoint folder')} and none of them is a valid checkpoint; training "
-        "was not started",
-        hint="restore one of them, or start at step 0 with --from-scratch, which moves the folders aside and "
+        f"{output} holds {plural(len(found), 'checkpoint folder')} and no valid checkpoint; training was not started",
+        hint="restore a checkpoint, or start at step 0 with --from-scratch, which moves the folders aside and "
         "deletes nothing",
     )
 

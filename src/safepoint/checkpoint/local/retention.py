@@ -6,8 +6,8 @@ A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; 
 stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller
 protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
 
-These rules apply to each run separately: checkpoints of one run are never deleted because another run has newer or
-better ones at the same location. A run deletes only its own checkpoints.
+These rules apply to each run separately: newer or better checkpoints of another run at the same location
+do not cause the deletion of a checkpoint. A run deletes only its own checkpoints.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -25,7 +25,16 @@ def dashboard(
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The address to listen on. Any address but loopback needs TLS.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", help="The port; 0 for any free one.", min=0, max=65535)] = 8765,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            help="The port; 0 for any free one. Another user of the machine can take a port when the dashboard has "
+            "ended; close the pages of the dashboard before you use the same port again.",
+            min=0,
+            max=65535,
+        ),
+    ] = 0,
     on: Annotated[
         list[str] | None,
         typer.Option(

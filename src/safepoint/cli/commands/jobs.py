@@ -217,7 +217,13 @@ def resume(
     name: Name,
     step: Annotated[
         int | None,
-        typer.Option("--from", metavar="STEP", help="The step of the checkpoint, only on this machine.", min=0),
+        typer.Option(
+            "--from",
+            metavar="STEP",
+            help="Continue from the checkpoint of this step. Possible only if the checkpoints are in a folder of "
+            "this machine.",
+            min=0,
+        ),
     ] = None,
     from_checkpoint: Annotated[
         bool,

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def run(
     program: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script and its arguments."),
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="The training script and its own arguments. Options of Safepoint come before SCRIPT.",
+        ),
     ],
     module: Annotated[
         bool,

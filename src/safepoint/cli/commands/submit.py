@@ -35,7 +35,10 @@ def submit(
     context: typer.Context,
     program: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The training script and its arguments."),
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="The training script and its own arguments. Options of Safepoint come before SCRIPT.",
+        ),
     ],
     name: Annotated[
         str | None,

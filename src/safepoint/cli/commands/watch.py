@@ -84,7 +84,11 @@ class _Screen:
         size = shutil.get_terminal_size()
         rows = [row(job, progress)[:-1] for job, progress in zip(found, reports, strict=True)]
         curves = [list(self._losses[job.name]) for job in found]
-        lines = picture(HEAD[:-1], rows, curves, size.columns) if rows else ["no active jobs"]
+        lines = (
+            picture(HEAD[:-1], rows, curves, size.columns)
+            if rows
+            else ["no active jobs; `safepoint list` shows all jobs, and Ctrl-C ends this command"]
+        )
         if len(lines) >= size.lines:
             lines = [*lines[: size.lines - 2], f"… and {len(lines) - size.lines + 2} more"]
         # If the width of the terminal has changed, the row at which the previous table begins is unknown: clear the

@@ -1,4 +1,6 @@
-"""Limits the connections of each session, and of programs that are not signed in, so that none of them uses up all.
+"""Limits the connections of each session, and of all programs that are not signed in together.
+
+Without these limits, one session or program could use up all connections of the server.
 
 A connection belongs to the session of its last request. Connections without a session end after ten seconds. At most
 64 connections of a session, and 64 without a session, are open at a time. A further connection ends the oldest
@@ -27,7 +29,7 @@ _numbers = itertools.count()
 
 
 class BoundedListener(socket.socket):
-    """A listening socket that bounds the connections which the server has not begun to serve."""
+    """A listening socket that limits the number of connections that the server has not begun to serve."""
 
     def __init__(self, family: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)

@@ -7,14 +7,13 @@ kernel says which user has opened the connection. In a container, all processes 
 import functools
 import ipaddress
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from safepoint.dashboard.access.sessions import Role, Visitor
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.foundation.environment import user_name
-from safepoint.foundation.processes import is_seeing_all
+from safepoint.foundation.processes import is_seeing_all, is_this_user
 
 _MOST_CHARACTERS = 256
 _log = logging.getLogger("safepoint")
@@ -62,7 +61,7 @@ def proxied_visitor(
 def _may_name(settings: DashboardSettings, user: str) -> bool:
     if not user or not is_seeing_all():
         return True
-    if user.isdecimal() and int(user) in {os.geteuid(), 0, *settings.proxy_users}:
+    if user.isdecimal() and (int(user) in {0, *settings.proxy_users} or is_this_user(int(user))):
         return True
     _warn(user)
     return False

@@ -42,7 +42,7 @@ async def links(request: Request) -> Response:
     context = context_of(request)
     role = Role.OPERATOR if request.state.form.get("role") == Role.OPERATOR else Role.VIEWER
     token = context.sessions.new_link(role)
-    base = f"{request.url.scheme}://{request.headers['host']}"
+    base = context.settings.address_by(request.headers["host"])
     # This one address may be shown with its token; others are shown without passwords and tokens.
     link = Markup.escape(f"{base}{ENTER}?token={token}")
     return await respond(

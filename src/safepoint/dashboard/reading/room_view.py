@@ -88,9 +88,14 @@ def read_rooms(places: Places) -> list[PlaceRoom]:
 
 
 def known_locations(places: Places) -> set[str]:
-    """The output locations of all jobs that can be read."""
+    """The output locations of the jobs of this machine.
+
+    On a cluster, other people may choose the location of a job, such as a folder of this machine.
+    """
     found: set[str] = set()
     for reader in places.readers.values():
+        if not reader.is_local:
+            continue
         listed = list(reader.read().jobs.values())
         with contextlib.suppress(SafepointError):  # the list of jobs shows why
             outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))

@@ -4,7 +4,7 @@ A lock is shared or exclusive. Everyone who may read a file can take a shared lo
 container. It cannot be found out who holds such a lock: the pid of the process that took the lock may belong to
 another process by now. An exclusive lock says more, because only a process that may write to the file can take it. So
 a reader takes an exclusive lock if it can. A reader that may not write, such as a pod in which the volume is
-read-only, takes a shared one. Each reader locks one byte of its own, far behind the end of the file; so readers do
+read-only, takes a shared one. Each reader locks one byte of its own, far after the end of the file; so readers do
 not exclude each other.
 
 For a shared lock of an unknown process, `lease_on` returns `Lease.UNKNOWN`. Its caller keeps only a few checkpoints

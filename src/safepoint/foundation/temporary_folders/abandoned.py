@@ -8,6 +8,7 @@ folder.
 import contextlib
 import os
 import shutil
+import uuid
 from collections.abc import Generator
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def remove_if_abandoned(folder: Path) -> None:
         if lock is not None:
             try:
                 if not _is_kept(folder / _RESTORING):
-                    removed = folder.rename(folder.with_name(folder.name + _REMOVED))
+                    # Another user may have taken a name that can be guessed.
+                    removed = folder.rename(folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{_REMOVED}"))
                     shutil.rmtree(removed, ignore_errors=True)
             finally:
                 lock.release()

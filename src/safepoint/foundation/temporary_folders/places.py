@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import UsageError, printable
-from safepoint.foundation.environment import check_home, fallback_home, temporary_folder
+from safepoint.foundation.environment import check_home, fallback_home, is_planted, temporary_folder
 from safepoint.foundation.processes import is_seeing_all
 
 TEMPORARY = "TMPDIR"
@@ -129,6 +129,8 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     """
     others = stat.S_IWOTH if by_everyone else stat.S_IWOTH | stat.S_IWGRP
     owners = None if by_everyone else {os.geteuid(), 0}
+    if is_planted(folder):  # or a link on the way to it
+        return True
     real = Path(os.path.realpath(folder))
     for one in (real, *real.parents):
         try:

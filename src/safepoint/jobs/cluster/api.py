@@ -296,7 +296,7 @@ class ClusterApi:
     def group_of(self, kind: str) -> str:
         """The API group of a kind; empty for the core group, which has no name.
 
-        A kind may have its group behind a dot, as in kubectl: `localqueues.visibility.kueue.x-k8s.io`.
+        A kind may be followed by a dot and its group, as in kubectl: `localqueues.visibility.kueue.x-k8s.io`.
         """
         named = kind.partition(".")[2]
         group = _GROUPS.get(kind, _CORE)

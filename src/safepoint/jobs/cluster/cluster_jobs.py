@@ -381,7 +381,11 @@ class ClusterJobs:
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         if job.state.is_over or job.state is JobState.DELETING:
-            hint = "to train further, submit it again" if job.state.is_over else None
+            hint = (
+                "to train further, delete it (its checkpoints stay) and submit it again"
+                if job.state.is_over
+                else None
+            )
             raise ConflictError(f"job {name} is {job.state}", hint=hint)
         if not job.is_ours:
             raise ConflictError(

@@ -268,7 +268,10 @@ class LocalJobs:
         with self._history.transaction():
             job = self.job(name)
             if job.state is JobState.COMPLETE:
-                raise ConflictError(f"job {job.name} is complete", hint="to train further, submit it again")
+                raise ConflictError(
+                    f"job {job.name} is complete",
+                    hint="to train further, delete it (its checkpoints stay) and submit it again",
+                )
             if job.state.is_active and job.wanted in {RequestedAction.RUN, RequestedAction.PREEMPT}:
                 raise ConflictError(
                     f"job {job.name} is {job.state}, not suspended",
@@ -305,7 +308,10 @@ class LocalJobs:
             job = self.job(name)
             spec = replace(job.spec, num_nodes=num_nodes)
             if job.state is JobState.COMPLETE:
-                raise ConflictError(f"job {job.name} is complete", hint="to train further, submit it again")
+                raise ConflictError(
+                    f"job {job.name} is complete",
+                    hint="to train further, delete it (its checkpoints stay) and submit it again",
+                )
             if job.wanted is RequestedAction.DELETE:
                 raise ConflictError(f"job {job.name} is being deleted")
             check_size(spec, count_slots())

@@ -6,7 +6,8 @@ import uuid
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.environment import is_planted_folder, xdg_folder
+from safepoint.foundation.configuration import xdg_folder
+from safepoint.foundation.environment import is_planted, is_planted_folder
 
 
 def state_folder() -> Path:
@@ -19,6 +20,8 @@ def state_folder() -> Path:
 
 @functools.cache  # cached, because a list calls this for every job, and realpath reads the file system
 def _resolved(folder: Path) -> Path:
+    if is_planted(folder):
+        raise _of_other_user(folder, "state folder", "XDG_STATE_HOME")
     return Path(os.path.realpath(folder))
 
 
@@ -74,13 +77,17 @@ def make_private(folder: Path, *, what: str = "state folder", variable: str = "X
             hint=f"set {variable} to a folder that you can write",
         ) from error
     if is_planted_folder(folder):
-        raise StorageError(
-            f"another user may have created the {what} {folder} or a folder above it, because every user can write "
-            f"there; the {what} was not used",
-            hint=f"set {variable} to a folder of your own",
-        )
+        raise _of_other_user(folder, what, variable)
     if not os.access(folder, os.W_OK):
         raise StorageError(
             f"the {what} {folder} cannot be written", hint=f"set {variable} to a folder that you can write"
         )
     return folder
+
+
+def _of_other_user(folder: Path | str, what: str, variable: str) -> StorageError:
+    return StorageError(
+        f"another user may have created the {what} {folder}, or a folder or link on the way to it, because every "
+        f"user can write there; the {what} was not used",
+        hint=f"set {variable} to a folder of your own",
+    )

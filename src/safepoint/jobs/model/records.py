@@ -70,7 +70,7 @@ class JobRecord:
 
     @property
     def is_to_stop(self) -> bool:
-        """Whether its launchers have to stop, for good or to start again with another number of nodes."""
+        """Whether its launchers have to stop: permanently, or to start again with another number of nodes."""
         return self.wanted is not RequestedAction.RUN or self.target_nodes is not None
 
     @property

@@ -107,7 +107,7 @@ def _is_on(options: dict[str, tuple[str, ...]], name: str) -> bool:
         return False
     values = options[name]
     try:
-        # A flag without a value is on; argparse may also have left a positional argument behind it.
+        # A flag without a value is on; argparse may also have left a positional argument after it.
         return not values or parse_flag(name, values[0])
     except ValueError:
         return True

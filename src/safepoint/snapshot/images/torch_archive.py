@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 PICKLE_BEGIN, PICKLE_END = b"\x80\x02", b"."
 _ALIGNMENT = 64
-_FLAGS = 0x0808  # names in UTF-8, checksums behind the data
+_FLAGS = 0x0808  # names in UTF-8, checksums after the data
 _WIDE = 0xFFFFFFFF
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
@@ -162,7 +162,7 @@ class Record(NamedTuple):
     Args:
         data: where its data begins.
         size: the size of the data, in bytes.
-        end: where the record ends, behind the descriptor that follows the data.
+        end: where the record ends: after the descriptor that follows the data.
         checksums: the two offsets at which its CRC-32 is stored, 4 bytes each.
     """
 

@@ -21,11 +21,11 @@ from torch.distributed.elastic.multiprocessing import api
 _OPTION = "shutdown_timeout"
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 HAS_SHUTDOWN_TIMEOUT = _OPTION in inspect.signature(LocalElasticAgent.__init__).parameters
-"""Whether torch elastic has an option for the time that ranks get to end."""
+"""Whether torch elastic has an option for how long ranks may take to end."""
 
 
 class PatientAgent(LocalElasticAgent):
-    """torch elastic's agent. In every release of torch, it has an option for the time that ranks get to end.
+    """torch elastic's agent. In every release of torch, it has an option for how long ranks may take to end.
 
     Args:
         shutdown_timeout: seconds between the signal and SIGKILL.

@@ -29,7 +29,7 @@ from safepoint.training.outcome.rank_record import RankRecordWriter
 _log = logging.getLogger("safepoint")
 _LEAST_REPORT_S = 0.2
 _MOST_REPORT_S = 5.0
-"""The minimum and maximum of the seconds that the last write of the progress may take."""
+"""The shortest and the longest time limit for the last write of the progress, in seconds."""
 
 
 class Outcome:
@@ -166,7 +166,7 @@ class Outcome:
 
         Raises:
             StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if
-                uploads have failed for good.
+                uploads have failed permanently.
         """
         unsaved_end = self.unsaved_end
         self.unsaved_end = ""  # if the program catches the error and trains again, the error is not raised again

@@ -136,10 +136,10 @@ class SynchronousSave:
         return [cast("_T", result) for result, _ in outcomes]
 
     def close_parts(self, step: int) -> None:
-        """Close the nodes' parts of this step's save: their upload no longer waits for files that callbacks add.
+        """Close the parts of this step's checkpoint on all nodes. Their upload then no longer waits for added files.
 
-        When callbacks add files later, the manifest is extended then. This method does nothing if the keeper has
-        saved the step, or if the nodes share a folder. All ranks call this method.
+        Callbacks can still add files afterwards; `adopt_added_files` extends the manifest. This method does nothing
+        if the keeper has saved the step, or if the nodes share a folder. All ranks call this method.
         """
         is_saved_here = self._newest is not None and self._newest[1].step == step
         if is_saved_here and not self._folders.is_shared and self._setup.loop.has_callbacks:

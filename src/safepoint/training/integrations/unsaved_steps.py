@@ -24,8 +24,9 @@ def install(context: RankContext) -> None:
             was_first, is_first = is_first, False
             if was_first and context.outputs.is_empty:
                 _log.warning(
-                    "the script trains, but no Trainer of Hugging Face or TRL, no SafepointCallback and no session "
-                    "has begun: nothing of this training is saved"
+                    "the script trains, but no Trainer of Hugging Face or TRL, no SafepointCallback, no "
+                    "safepoint.session and no safepoint.epochs has begun: nothing of this training is saved; use "
+                    "safepoint.session in a loop written by hand"
                 )
 
         # The hook is not removed here, because torch's list of hooks must not change while torch runs the hooks.

@@ -28,12 +28,12 @@ import stat
 from pathlib import Path
 
 from safepoint.errors import UsageError, printable
+from safepoint.foundation.configuration import xdg_folder
 from safepoint.foundation.environment import (
     is_mounted_by_other,
     is_planted_folder,
     temporary_folder,
     user_name,
-    xdg_folder,
 )
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders.access_lists import ACCESS_LIST

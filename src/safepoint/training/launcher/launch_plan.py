@@ -40,7 +40,10 @@ class LaunchPlan:
         if not self.is_module:
             find_script(self.program[0])
         if self.is_module and not is_importable(self.program[0], current_folder()):
-            raise UsageError(f"there is no module {self.program[0]}", hint="check its name and PYTHONPATH")
+            raise UsageError(
+                f"there is no module {self.program[0]}",
+                hint="check its name and PYTHONPATH; to run a file, leave out -m",
+            )
         if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (
             self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 0
         ):

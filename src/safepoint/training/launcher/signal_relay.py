@@ -1,6 +1,7 @@
 """Forwards the launcher's signals to its ranks, and kills ranks that outlast the grace period."""
 
 import contextlib
+import logging
 import os
 import select
 import shutil
@@ -19,6 +20,7 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.outcome.launcher_folder import forwarded_mark, note_stop_signal, was_frozen
 from safepoint.training.outcome.verdict import exit_code_of
 
+_log = logging.getLogger("safepoint")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MOST_REPORT_S = 5.0
 
@@ -144,17 +146,18 @@ class SignalRelay:
             if self._num_interrupts > 1:
                 self._kill()
                 self._reporter.signal_received(number)
-                self._exit(ExitCode.SIGINT)
+                self._exit(ExitCode.SIGINT, "stopped at once by a second SIGINT, without a save")
             if not self._ranks and self._is_alone and not self._have_ranks_ended:
                 self._reporter.signal_received(number)
-                self._exit(exit_code_of(number))
+                self._exit(exit_code_of(number), f"stopped by {_name(number)} before the ranks had started")
             # With several nodes, the other agents may wait for this node's agent. So this process does not exit
             # before its ranks start: its agent first joins the other agents, and then sends them the stop request.
             self.request(number)
             self._reporter.signal_received(number)
 
-    def _exit(self, code: int) -> None:
-        self._reporter.end(code, "", limit_s=0.25 * self._margin_s)
+    def _exit(self, code: int, reason: str) -> None:
+        _log.warning("%s", reason)
+        self._reporter.end(code, reason, limit_s=0.25 * self._margin_s)
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._on_exit is not None:
             self._on_exit(code)
@@ -164,7 +167,7 @@ class SignalRelay:
     def _kill(self) -> None:
         self.killed = True
         if not self._ranks and not self._have_ranks_ended:
-            self._exit(exit_code_of(self.signal))
+            self._exit(exit_code_of(self.signal), f"stopped by {_name(self.signal)} before the ranks had started")
         self.kill_ranks()
 
     def kill_ranks(self) -> None:
@@ -188,6 +191,10 @@ class SignalRelay:
 
 def _identified(pids: Iterable[int]) -> tuple[ProcessId, ...]:
     return tuple(rank for pid in pids if (rank := identify(pid)) is not None)
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
 
 
 def _handled_by_thread(number: int, frame: FrameType | None) -> None:

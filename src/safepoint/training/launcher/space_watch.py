@@ -279,7 +279,7 @@ class SpaceWatch:
         while not self._stopping.wait(self._period_s):
             try:
                 self.look()
-            except Exception:  # noqa: BLE001  the watch must not end the training, nor stop for good
+            except Exception:  # noqa: BLE001  the watch must neither end the training nor stop
                 _log.debug("the free space of the folders could not be read", exc_info=True)
 
     @property

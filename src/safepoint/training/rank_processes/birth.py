@@ -88,9 +88,9 @@ def be_born(
         birth: the request of the launcher.
         number: the position of this rank in the request.
         descriptors: the descriptors that came with the request.
-        changes: what the template's imports have changed in its environment, and would also change in a new process:
-            new values, or None for a variable that was deleted.
-        main: runs a rank, given the arguments behind `python -m safepoint.training`.
+        changes: the environment variables that the template's imports have changed, because the same imports would
+            change them in a new process: their new values, or None for a variable that was deleted.
+        main: runs a rank, given the arguments after `python -m safepoint.training`.
     """
     code = 1
     try:
@@ -185,7 +185,7 @@ def _restore_threads() -> None:
 
 
 def _draw_random_numbers() -> None:
-    """Seed the generators of NumPy and torch, which all copies share; Python seeds its own generator at a fork."""
+    """Seed the generators of NumPy and torch: all copies have the same state. Python seeds its own at a fork."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()

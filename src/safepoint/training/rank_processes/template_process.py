@@ -69,7 +69,7 @@ class TemplateProcess:
 
     @property
     def rank_arguments(self) -> tuple[str, ...]:
-        """The arguments of every rank, behind `python -m safepoint.training`."""
+        """The arguments of every rank, after `python -m safepoint.training`."""
         return (*(("-m",) if self._plan.is_module else ()), *self._plan.program)
 
     def ensure(self) -> bool:

@@ -284,13 +284,13 @@ class CheckpointChooser:
         location = where if isinstance(where, Path) else where.store.location
         if not self._reads_foreign:
             raise NothingValidError(
-                f"{location} holds {what}, and only the Trainer of Transformers can resume from them; training was "
-                "not started",
+                f"{location} holds {what}. Only the Trainer of Transformers can resume from such a checkpoint; "
+                "training was not started",
                 hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
                 "the checkpoints aside and deletes nothing",
             )
         raise NothingValidError(
-            f"{location} holds {what}, and none of them can be resumed from; training was not started",
+            f"{location} holds {what}, and no checkpoint from which a run can resume; training was not started",
             hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, name "
             "another location; for a folder, --from-scratch also works: it moves the checkpoints aside and deletes "
             "nothing",

@@ -18,8 +18,11 @@ _INOTIFY, _WATCHED, _HANDLE, _PATH = 13, 5, 7, 4
 """`file_entry.ify`, `inotify_file_entry.wd`, `inotify_wd_entry.f_handle` and `fh_entry.path`."""
 _ORIGINAL = 1
 """`remap_file_path_entry.orig_id`."""
-_THREAD, _CREDENTIALS, _USERS = 5, 10, (1, 3, 4)
-"""`core_entry.thread_core`, `thread_core_entry.creds`, and the real, the effective and the saved user."""
+_THREAD, _CREDENTIALS, _USERS = 5, 10, (1, 3, 5, 7)
+"""`core_entry.thread_core`, `thread_core_entry.creds`, and the real user, the effective, the saved and that of files.
+
+The fields between them are groups.
+"""
 
 
 def open_paths(folder: Path) -> list[str]:

@@ -164,8 +164,8 @@ def _refuse_unfit(driver: CudaDriver, pids: list[int], gpus: Sequence[str], proc
             state = driver.state(pid)
         except DriverError as error:
             raise FreezeError(
-                f"{named} has a GPU open, and the driver cannot checkpoint it: {error}; nothing was frozen",
-                hint="`safepoint doctor` shows the driver; unified memory, MIG and MPS are not supported by it",
+                f"{named} uses a GPU, and the driver cannot checkpoint the process: {error}; nothing was frozen",
+                hint="`safepoint doctor` shows the driver, which cannot handle unified memory, MIG or MPS",
             ) from error
         if state is not CudaState.RUNNING:
             raise FreezeError(

@@ -1,12 +1,12 @@
 """Deletes the images that no policy keeps, and that no kept image needs.
 
 These images are always kept: the newest image, the newest valid image, images that a process reads, damaged images,
-and the images that any of these needs. An image whose manifest cannot be read, such as an image of a newer release,
-may need any older image. So all older images are kept too.
+and the images that any of these needs. An image whose manifest cannot be read, such as an image that a newer release
+has written, may need any older image. So all older images are kept too.
 
-These rules apply separately to the images of the location's key, and to the images without protection. So no image of
-the key is deleted because another person has put images with higher numbers here. Images that state another key are
-always kept: without that key, it is not known who has made them.
+These rules apply separately to the images of the location's key, and to the images without protection. So another
+person who puts images with higher numbers here cannot cause the deletion of an image of the key. Images that state
+another key are always kept: without that key, it is not known who has made them.
 """
 
 import contextlib

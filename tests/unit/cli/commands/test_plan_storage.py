@@ -263,7 +263,7 @@ def test_settings_from_a_job(config: str, tmp_path: Path, monkeypatch: pytest.Mo
         (("--params", "8B", "--snapshot-slots", "-1"), 2, "--snapshot-slots -1"),
         (("--params", "8B", "--compare", "6x1", "2x3", "--gpus", "2"), 2, "--gpus and --compare contradict"),
         (("meta-llama/Llama-3.1-8B",), 2, "hf download meta-llama/Llama-3.1-8B config.json"),
-        (("--hidden", "64"), 2, "--hidden is for --params"),
+        (("--hidden", "64"), 2, "--hidden can be used only with --params"),
         (("x", "--params", "8B"), 2, "contradict each other"),
     ],
 )

@@ -85,14 +85,14 @@ def test_none_can_be_used(output: OutputFolder) -> None:
     """Exit code 14, and nothing moves."""
     for step in (4, 8):
         (output.root / f"checkpoint-{step}" / "checkpoint-is-incomplete.txt").touch()
-    with pytest.raises(NothingValidError, match="2 checkpoints that Safepoint did not write, and none"):
+    with pytest.raises(NothingValidError, match="2 checkpoints that Safepoint did not write, and no"):
         start(output)
     assert len(list_checkpoints(output.root)) == 2
 
 
 def test_other_loops_cannot_use_them(output: OutputFolder) -> None:
     """A loop without a Trainer says why it does not begin at step 0."""
-    with pytest.raises(NothingValidError, match="only the Trainer"):
+    with pytest.raises(NothingValidError, match="Only the Trainer"):
         start(output, trainer=False)
 
 

@@ -115,7 +115,7 @@ def cost(
         refuse_ignored(
             context,
             _BESIDE_THE_EXAMPLE,
-            "not for --example, which has the inputs of the article",
+            "cannot be used with --example, which has the inputs of the article",
             "leave out one of the two",
         )
         _print_example(as_json)
@@ -124,7 +124,7 @@ def cost(
         refuse_ignored(
             context,
             _OF_A_MONTH,
-            "not for --for: the interruptions of the job and what they cost are in its history",
+            "cannot be used with --for: the interruptions of the job and what they cost are in its history",
             "leave out one of the two",
         )
         with open_jobs(on, namespace, for_) as jobs:
@@ -147,7 +147,7 @@ def cost(
         refuse_ignored(
             context,
             {"notice_save": "--notice-save"},
-            "for announced interruptions, and --announced is 0",
+            "is for announced interruptions, and --announced is 0",
             "leave it out, or give another --announced",
         )
     per_s = per_second("--interruptions", interruptions)

@@ -50,7 +50,7 @@ def percent_range_text(share: float, half_width: float) -> str:
 
 
 def range_text(half_width: float, digits: int) -> str:
-    """Half of a confidence interval, behind a figure: ` ± 0.88`; empty if one trial has none."""
+    """Half of a confidence interval, after a figure: ` ± 0.88`; empty if one trial has none."""
     return f" ± {half_width:.{digits}f}" if math.isfinite(half_width) else ""
 
 

@@ -112,21 +112,21 @@ def interval(
         refuse_ignored(
             context,
             {"snapshot_stall": "--snapshot-stall"},
-            "for --snapshot-every, which is not given",
+            "can be used only with --snapshot-every",
             "add --snapshot-every, such as --snapshot-every 30s",
         )
     if not ranks_only:
         refuse_ignored(
             context,
             {"ranks_restart": "--ranks-restart", "copied": "--copied"},
-            "for interruptions of the ranks only, and --ranks-only is 0",
+            "is for interruptions of the ranks only, and --ranks-only is 0",
             "add --ranks-only, such as --ranks-only 0.5",
         )
     if not announced:
         refuse_ignored(
             context,
             {"notice_restart": "--notice-restart"},
-            "for announced interruptions, and --announced is 0",
+            "is for announced interruptions, and --announced is 0",
             "add --announced, such as --announced 0.5",
         )
     times = SaveTimes(

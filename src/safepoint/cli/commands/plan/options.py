@@ -113,7 +113,7 @@ def refuse_ignored(context: typer.Context, options: Mapping[str, str], reason: s
     Args:
         context: the call.
         options: the options by the names of their parameters.
-        reason: what the options are for, after "OPTION is", such as "for --ranks-only, and it is 0".
+        reason: why OPTION has no effect, such as "is for announced interruptions, and --announced is 0".
         hint: what to do.
 
     Raises:
@@ -122,7 +122,7 @@ def refuse_ignored(context: typer.Context, options: Mapping[str, str], reason: s
     for name, option in options.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{option} is {reason}; nothing was computed", hint=hint)
+            raise UsageError(f"{option} {reason}; nothing was computed", hint=hint)
 
 
 def duration(option: str, text: str, *, least_s: float = 0.0) -> float:

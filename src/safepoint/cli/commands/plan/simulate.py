@@ -256,7 +256,7 @@ def _refuse_ignored(context: typer.Context, model: FailureModel) -> None:
         (others, "replace_machine", "--replace", "other failures", "--machine-failures 6/year"),
     ):
         if not rate:
-            reason = f"for {what}, and there are none in --failures {model.name} with the other options"
+            reason = f"is for {what}, and there are none in --failures {model.name} with the other options"
             refuse_ignored(context, {parameter: option}, reason, f"leave it out, or add {hint}")
 
 

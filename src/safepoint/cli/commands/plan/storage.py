@@ -150,7 +150,7 @@ def storage(
         typer.Option(
             metavar="N",
             help="Number of snapshots that fit into host memory at a time, as for `safepoint run`.",
-            show_default="by the size of a snapshot",
+            show_default="depends on the size of a snapshot",
         ),
     ] = None,
     upload_speed: Annotated[
@@ -423,7 +423,9 @@ def _shape(
         return of_count(parse_parameters(params), layers=layers, hidden=hidden, vocabulary=vocabulary)
     if layers or hidden or vocabulary:
         option = "--layers" if layers else "--hidden" if hidden else "--vocabulary"
-        raise UsageError(f"{option} is for --params; nothing was computed", hint="leave it out, or pass --params")
+        raise UsageError(
+            f"{option} can be used only with --params; nothing was computed", hint="leave it out, or pass --params"
+        )
     if model is not None:
         return read_model(Path(model))
     if found is not None:

@@ -21,7 +21,7 @@ _NO_PODS = {
     *("JobCreationFailed", "HeadlessServiceCreationFailed", "PVCCreationFailed"),
     "FailedCreate",
 }
-"""The reasons of warnings of Trainer, of JobSet and of the job controller, by which pods cannot be created."""
+"""The reasons in those warnings of Trainer, JobSet and the job controller that say that pods cannot be created."""
 _NO_VOLUME = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 _SECONDS = len("2026-01-01T00:00:00")
 _NO_SANDBOX = {"FailedCreatePodSandBox"}
@@ -32,7 +32,7 @@ def why_no_pods(events: Iterable[Object], pods: Iterable[Object]) -> str:
 
     Args:
         events: the events of the job's objects, oldest first.
-        pods: the pods that the job has. A warning from before the newest pod is no longer true.
+        pods: the pods that the job has. A warning that is older than the newest pod no longer applies.
     """
     newest = max((str(at(pod, "metadata", "creationTimestamp") or "") for pod in pods), default="")
     found = [
@@ -44,7 +44,7 @@ def why_no_pods(events: Iterable[Object], pods: Iterable[Object]) -> str:
 
 
 def delay_of(pod: Object, events: Sequence[Object]) -> tuple[str, bool]:
-    """Why a pod does not run yet, and whether it cannot run until a person acts; an empty text if this is unknown.
+    """Why a pod does not run yet (empty if the reason is unknown), and whether it cannot run until a person acts.
 
     Args:
         pod: a pod whose container does not run.

@@ -69,7 +69,7 @@ def content_of(target: str) -> str | None:
 
 
 def point(target: str, content: str) -> None:
-    """Let `target` lead to the folder `content`, in one step. Call it while no other job uses `target`.
+    """Make `target` point to the folder `content`, in one step. Call it while no other job uses `target`.
 
     Raises:
         ConflictError: the link that `provide_workspace` has made was removed or replaced.
@@ -80,7 +80,7 @@ def point(target: str, content: str) -> None:
     private_cache("workspace")
     if _way_to_link(target) is None:
         raise ConflictError(
-            f"{target} does not lead to {_link(target)} any more",
+            f"{target} no longer points to {_link(target)}",
             hint=f"sudo ln -sfn {_link(target).parent} {os.path.dirname(target)}; then resume the job",
         )
     _check_way(target)
@@ -119,7 +119,7 @@ def _check_way(target: str) -> None:
     owner = os.lstat(way).st_uid
     if is_seeing_all() and owner not in {os.geteuid(), 0}:
         raise UsageError(
-            f"{way} belongs to user {user_name(owner)}, who could let it lead to other files; nothing was started",
+            f"{way} belongs to user {user_name(owner)}, who could make it point to other files; nothing was started",
             hint=f"make the link as an administrator: sudo ln -sfn {os.readlink(way)} {way}"
             if os.path.islink(way)
             else f"sudo chown root {way}",
