@@ -27,8 +27,8 @@ from pathlib import Path
 
 from figures import print_load, print_machine, row, verdict
 
+from safepoint.foundation.processes import tree_of
 from safepoint.transparent.criu.program import VARIABLE, Criu, find_criu
-from safepoint.transparent.criu.trees import processes_of
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import materialise, raw_bytes
 from safepoint.transparent.protection.keys import read_key
@@ -67,7 +67,7 @@ def steps(out: Path) -> list[str]:
 
 def end() -> None:
     """End everything that was started or restored: it is below this process, and nothing else is."""
-    for pid in processes_of(os.getpid())[1:]:
+    for pid in tree_of(os.getpid())[1:]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

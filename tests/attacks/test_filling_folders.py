@@ -40,7 +40,7 @@ class Disk:
     def __init__(self, output: OutputFolder, *, short_of: int, limit: Limit = Limit.DISK) -> None:
         """Room for a save is there when `short_of` checkpoints are deleted."""
         self._output, self._limit = output, limit
-        each = occupied(output.committed()[-1])
+        each = occupied([path for path, _ in output.manifests()][-1])
         needed = with_spare(SAVE).num_bytes
         self._free = needed - short_of * each.num_bytes
         self._before = occupied(output.root).num_bytes

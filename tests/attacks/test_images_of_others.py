@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import UsageError
+from safepoint.foundation.processes import name_of
 from safepoint.transparent import freeze as freezing
 from safepoint.transparent import staging
 from safepoint.transparent import thaw as thawing
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.tree_dump import Restored
-from safepoint.transparent.criu.trees import held, name_of, resident_bytes, send
+from safepoint.transparent.criu.trees import held, resident_bytes, send
 from safepoint.transparent.images import location as locations
 from safepoint.transparent.images.location import ImageLocation
 from tests.support.criu_images import add_image, pagemap

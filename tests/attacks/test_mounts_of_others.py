@@ -54,6 +54,14 @@ def test_a_checkpoint(user: int, kind: str, shared: Path) -> None:
     assert list_checkpoints(shared) == []
 
 
+def test_a_checkpoint_in_the_current_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = commit(prepared(shared), 4)
+    monkeypatch.chdir(shared)
+    assert list_checkpoints(Path()) == [Path(path.name)]
+    mount(path)
+    assert list_checkpoints(Path()) == []
+
+
 @pytest.mark.parametrize("user", [0, os.geteuid()])
 def test_a_mount_of_this_user_or_of_root(user: int, shared: Path) -> None:
     path = commit(prepared(shared), 4)

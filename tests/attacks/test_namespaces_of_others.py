@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import FreezeError
-from safepoint.foundation.processes import number_inside
+from safepoint.foundation.processes import name_of, number_inside, tree_of
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.program import Criu
-from safepoint.transparent.criu.trees import name_of, processes_of
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(
@@ -33,7 +32,7 @@ def inner_process(command: list[str]) -> Iterator[int]:
     with subprocess.Popen([*command, "sh", "-c", "sleep 600 & wait"], stderr=subprocess.DEVNULL) as outer:
         try:
             deadline_s = time.monotonic() + 30 * PATIENCE
-            while not (found := [pid for pid in processes_of(outer.pid) if name_of(pid) == "sleep"]):
+            while not (found := [pid for pid in tree_of(outer.pid) if name_of(pid) == "sleep"]):
                 if outer.poll() is not None:
                     pytest.skip("namespaces cannot be made here")
                 assert time.monotonic() < deadline_s

@@ -63,7 +63,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """,
         look="""
 from safepoint.checkpoint.format.verify import verify
-newest = output.committed()[0]
+newest = [path for path, _ in output.manifests()][0]
 print("valid:", verify(newest).is_valid, "locked:", files.is_locked(output.control / "lock"), "claimed:", claims())
 """,
     )

@@ -33,7 +33,7 @@ def test_a_number_that_changes_while_the_tree_is_stopped(
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as root:
         answers = [[innocent.pid], []]
         monkeypatch.setattr(
-            stopping_module, "children_of", lambda pid, proc: answers.pop(0) if pid == root.pid and answers else []
+            stopping_module, "children_of", lambda pid: answers.pop(0) if pid == root.pid and answers else []
         )
         signalled: list[int] = []
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.transparent.criu.trees import processes_of
+from safepoint.foundation.processes import tree_of
 from tests.support.criu import environment
 from tests.support.patience import PATIENCE
 from tests.support.s3_server import free_ports
@@ -79,7 +79,7 @@ class Trainings:
 
     def end(self) -> None:
         for root in [*self.restored, *(process.pid for process in self._processes)]:
-            for pid in processes_of(root):
+            for pid in tree_of(root):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         for process in self._processes:

@@ -66,7 +66,7 @@ def begin(output: OutputFolder, remote: RemoteFolder, attempt: int) -> int:
         step = newer[0]
         say("fetched", step)
     remote.claim(Claim(run_id="run", attempt=attempt, attempt_id=f"run-{attempt}", since="", host=""))
-    say("cleaned", remote.clean(keep=[path.name for path in output.committed()[:1]]))
+    say("cleaned", remote.clean(keep=[path.name for path, _ in list(output.manifests())[:1]]))
     return step
 
 

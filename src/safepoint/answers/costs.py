@@ -15,7 +15,7 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
     read: list[Happened] = []
     for event in events:
         step, saved = event.detail.get("step"), event.detail.get("saved")
-        with contextlib.suppress(ValueError, OverflowError):
+        with contextlib.suppress(ValueError):
             read.append(
                 Happened(
                     time_s=clock.parse_utc(event.time),

@@ -200,7 +200,7 @@ def link_or_copy(source: Path, target: Path) -> None:
             why = shortage(target.parent, [(target.name, os.fstat(file.fileno()).st_size)])
             if why:
                 raise OSError(errno.ENOSPC, f"it cannot be copied: {why}", str(source)) from None
-            descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            descriptor = no_links.create_file(target)
             with os.fdopen(descriptor, "wb") as copy:
                 shutil.copyfileobj(file, copy)
 

@@ -53,3 +53,11 @@ def parse_utc(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except OverflowError as error:
         raise ValueError(f"the time {text!r} is out of range") from error
+
+
+def parse_utc_or_inf(text: str) -> float:
+    """Like `parse_utc`; infinite if `text` is not such a time."""
+    try:
+        return parse_utc(text)
+    except ValueError:
+        return float("inf")

@@ -31,7 +31,6 @@ from typing import Any, cast
 from safepoint.errors import UsageError, printable
 from safepoint.foundation.environment import (
     expand_home,
-    home_folder,
     is_planted,
     open_only_file,
     open_trusted,
@@ -239,13 +238,21 @@ class Configuration:
         )
 
 
+def xdg_folder(variable: str, usual: str, environ: Mapping[str, str] | None = None) -> Path:
+    """The user's folder that a variable of the XDG specification names.
+
+    Args:
+        variable: the variable, such as XDG_CACHE_HOME. A relative path is ignored, as the specification requires.
+        usual: the folder below the home folder that is used without the variable, such as `.cache`.
+        environ: see `expand_home`.
+    """
+    named = (os.environ if environ is None else environ).get(variable, "")
+    return Path(named) if os.path.isabs(named) else expand_home(f"~/{usual}", environ)
+
+
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
     """The user's own file, `~/.config/safepoint/config.toml`, or below XDG_CONFIG_HOME."""
-    environ = os.environ if environ is None else environ
-    home = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):  # the XDG specification requires that a relative path is ignored
-        home = f"{environ.get('HOME') or home_folder()}/.config"
-    return Path(home, "safepoint", "config.toml")
+    return xdg_folder("XDG_CONFIG_HOME", ".config", environ) / "safepoint" / "config.toml"
 
 
 def _claim_folder(setting: Setting, base: Path) -> Path:

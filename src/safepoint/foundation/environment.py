@@ -211,10 +211,10 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
     """
     found = _looked_up(path)
     if opened is None:
-        return any(_is_planted(one, users) for one in found)
+        return any(is_of_stranger(one, users) for one in found)
     try:
         # First the owners, then the comparison: once the owners are accepted, no other user can move the file away.
-        return any(_is_of_stranger(one, users) for one in found) or not os.path.samestat(
+        return any(_belongs_to_stranger(one, users) for one in found) or not os.path.samestat(
             os.stat(path), os.fstat(opened)
         )
     except OSError:
@@ -239,25 +239,21 @@ def _looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
                 left += [target, *target.parents]
 
 
-def is_of_stranger(path: str | os.PathLike[str]) -> bool:
+def is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
     """The rule of `is_planted` for `path` alone, without the folders above it."""
-    return _is_planted(path)
-
-
-def _is_planted(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
     try:
-        return _is_of_stranger(path, users)
+        return _belongs_to_stranger(path, users)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         # Its owner may hide it, and show it later: the owner of a FUSE file system can do that.
         with contextlib.suppress(OSError):
-            return _is_shared(os.stat(os.path.dirname(path)))
+            return _is_shared(os.stat(Path(path).parent))
         return False
 
 
-def _is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
-    folder = os.stat(os.path.dirname(path))
+def _belongs_to_stranger(path: str | os.PathLike[str], users: Collection[int]) -> bool:
+    folder = os.stat(Path(path).parent)
     if _is_shared(folder) and is_mounted_by_other(path):
         return True
     owner = os.lstat(path).st_uid

@@ -101,6 +101,9 @@ PATH = Kind(words="a path", fits=lambda value: isinstance(value, str | os.PathLi
 SECONDS = Kind(words="a positive number of seconds", fits=_is_positive)
 NAMED = Kind(words="a mapping with names as keys", fits=_is_named)
 VARIABLES = Kind(words="a mapping of names to strings", fits=_are_variables)
+MOST_COUNT = 1 << 53
+"""Counts up to this number are exact as floats."""
+COUNT = whole(0, MOST_COUNT)
 
 
 def check_fields(value: object, kinds: Mapping[str, Kind]) -> None:

@@ -80,7 +80,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool, below: Path | None =
     """
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        descriptor = no_links.open_file(working, os.O_WRONLY | os.O_CREAT | os.O_EXCL, below=below)
+        descriptor = no_links.create_file(working, below=below)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             if durable:

@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safepoint.errors import printable
+
 _PROC = Path("/proc")
 _OWNER_OF_NAMESPACE = 0xB701
 """NS_GET_USERNS, see ioctl_ns(2)."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the namespace that contains all others."""
 _PR_SET_NAME = 15
+STOPPED = frozenset("Tt")
+"""The states of a process that is stopped, or that a debugger traces."""
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
 """The environment variable with the job's folder. It is set in all processes of a job."""
 
@@ -116,16 +120,83 @@ def kernel_lines(path: Path) -> list[bytes]:
     return path.read_bytes().split(b"\n")
 
 
+def stat_fields(folder: Path) -> list[bytes]:
+    """The fields of the file `stat` of a process or a thread, from its state on; empty if it has ended.
+
+    The state is the 3rd field of the file. The name before it, in brackets, may contain spaces and brackets itself.
+
+    Args:
+        folder: the folder of the process or the thread in /proc.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        return (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()
+    return []
+
+
+def run_state(folder: Path) -> str:
+    """The state of a process or a thread, a letter, such as those of `STOPPED`; X if it has ended."""
+    fields = stat_fields(folder)
+    return fields[0].decode() if fields else "X"
+
+
+def status_words(folder: Path, name: bytes) -> list[bytes]:
+    """The words of one line of the file `status` of a process; empty if the file has no such line.
+
+    Args:
+        folder: the folder of the process in /proc.
+        name: the first word of the line, such as `Uid:`.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    for line in kernel_lines(folder / "status"):
+        if line.startswith(name):
+            return line.split()[1:]
+    return []
+
+
+def tree_of(root: int) -> list[int]:
+    """The processes of the tree of `root`, parents first; empty if `root` does not exist."""
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        pid = pending.pop(0)
+        children = children_of(pid)
+        if children is not None:
+            found.append(pid)
+            pending += children
+    return found
+
+
+def children_of(pid: int) -> list[int] | None:
+    """The processes that a process has started; None if it does not exist."""
+    found: list[int] = []
+    try:
+        tasks = list((_PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return None
+    for task in tasks:
+        with contextlib.suppress(OSError):
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def name_of(pid: int, proc: Path = _PROC) -> str:
+    """The name of a process, such as `python3`, with escapes for control characters; `?` if it has ended."""
+    try:
+        return printable((proc / str(pid) / "comm").read_text(errors="replace").strip()) or "?"
+    except OSError:
+        return "?"
+
+
 def number_inside(pid: int) -> int:
     """The number of a process in its own PID namespace: `pid` itself, unless it is in another one than Safepoint.
 
     Args:
         pid: its number as Safepoint sees it.
     """
-    with contextlib.suppress(OSError):
-        for line in kernel_lines(_PROC / str(pid) / "status"):
-            if line.startswith(b"NSpid:"):
-                return int(line.split()[-1])
+    with contextlib.suppress(OSError, IndexError):
+        return int(status_words(_PROC / str(pid), b"NSpid:")[-1])
     return pid
 
 
@@ -152,10 +223,8 @@ def with_number_inside(number: int, open_file: Path) -> int | None:
 
 def user_of(pid: int) -> int | None:
     """The real user of a process, which a setuid program does not change; None when the process has ended."""
-    with contextlib.suppress(OSError):
-        for line in kernel_lines(_PROC / str(pid) / "status"):
-            if line.startswith(b"Uid:"):
-                return int(line.split()[1])
+    with contextlib.suppress(OSError, IndexError):
+        return int(status_words(_PROC / str(pid), b"Uid:")[0])
     return None
 
 
@@ -166,7 +235,7 @@ def is_this_user(user: int) -> bool:
     that number, its user cannot be distinguished from these users, unless its network namespace belongs to its user
     namespace.
     """
-    return user == os.geteuid() and (user != _unknown_user() or _has_own_network())
+    return user == os.geteuid() and (user != _unknown_user() or is_of_own_namespace(_PROC / "self/ns/net"))
 
 
 def _unknown_user() -> int:
@@ -176,17 +245,15 @@ def _unknown_user() -> int:
         return 65534
 
 
-def _has_own_network() -> bool:
-    descriptors: list[int] = []
-    try:
-        descriptors.append(os.open(_PROC / "self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
-        descriptors.append(fcntl.ioctl(descriptors[0], _OWNER_OF_NAMESPACE))
-        return os.path.samestat(os.fstat(descriptors[1]), os.stat(_PROC / "self/ns/user"))
-    except OSError:  # the network belongs to an outer user namespace
-        return False
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+def is_of_own_namespace(namespace: Path) -> bool:
+    """Whether a namespace, such as `/proc/self/ns/net`, belongs to the user namespace of this process."""
+    with contextlib.suppress(OSError), namespace.open("rb") as file:  # an outer user namespace cannot be opened
+        owner = fcntl.ioctl(file, _OWNER_OF_NAMESPACE)
+        try:
+            return os.path.samestat(os.fstat(owner), os.stat(_PROC / "self/ns/user"))
+        finally:
+            os.close(owner)
+    return False
 
 
 def place_of(status: os.stat_result) -> str:
@@ -256,10 +323,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _start_ticks(pid: int, *, also_ended: bool = False) -> int | None:
-    try:
-        # The second field is the program's name in brackets, which may contain spaces and brackets itself. The fields
-        # after it are the 3rd (the state) and later ones; the start time is the 22nd.
-        parts = (_PROC / str(pid) / "stat").read_bytes().rsplit(b")", 1)[1].split()
-    except (OSError, IndexError):
+    fields = stat_fields(_PROC / str(pid))
+    if not fields or (fields[0] in {b"Z", b"X"} and not also_ended):
         return None
-    return None if parts[0] in {b"Z", b"X"} and not also_ended else int(parts[19])
+    return int(fields[19])  # the 22nd field of the file

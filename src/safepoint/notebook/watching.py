@@ -11,11 +11,10 @@ from safepoint.errors import NotFoundError, SafepointError
 from safepoint.foundation import clock
 from safepoint.notebook.screens import Screen
 from safepoint.notebook.views import JobDetails, JobView
-from safepoint.progress.metric_history import MetricPoint, point_of
+from safepoint.progress.metric_history import MetricPoint, with_report
 
 _AGES_EVERY_S = 10.0
 """If nothing has changed, a picture is replaced after this time, because it names ages."""
-_MOST_OBSERVED = 4096
 
 
 class StoppedWatchingError(KeyboardInterrupt):
@@ -77,8 +76,5 @@ class _Observed:
         if details.points and not self._points:
             return details
         if view.progress is not None:
-            point = point_of(view.progress)
-            last = self._points[-1] if self._points else None
-            if point.values and (last is None or (point.attempt, point.step) != (last.attempt, last.step)):
-                self._points = [*self._points, point][-_MOST_OBSERVED:]
+            self._points = with_report(self._points, view.progress)
         return replace(details, points=self._points)

@@ -185,9 +185,8 @@ def _first(what: str, path: str, size_bytes: int) -> Group:
     return Group(what, path, size_bytes, size_bytes)
 
 
-def _each(what: str, path: str, sizes_bytes: int, count: int, *, total_bytes: int | None = None) -> Group:
-    total = sizes_bytes * count if total_bytes is None else total_bytes
-    return Group(what, path, total, sizes_bytes, count, is_of_each_rank=True)
+def _each(what: str, path: str, sizes_bytes: int, count: int) -> Group:
+    return Group(what, path, sizes_bytes * count, sizes_bytes, count, is_of_each_rank=True)
 
 
 # ---- weights as from_pretrained reads them -------------------------------------------------------------------------

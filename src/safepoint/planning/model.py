@@ -15,17 +15,15 @@ from typing import Any
 
 from safepoint.checkpoint.format.safetensors_layout import SIZES
 from safepoint.errors import UsageError
-from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
 from safepoint.planning.architectures.families import FAMILIES, tensors_of
 from safepoint.planning.architectures.fields import EMBEDDINGS, Tensor, shown
-from safepoint.planning.architectures.headers import DOWNLOAD_HINT, files_in_index, header_of, real_path
+from safepoint.planning.architectures.headers import DOWNLOAD_HINT, files_in_index, header_of, read_config
 
 _CONFIG = "config.json"
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PART_OF = re.compile(r"(.+-)(\d{1,9})(-of-(\d{1,9})\.safetensors)", re.ASCII)
-_MAX_CONFIG_BYTES = 4 << 20
 _MAX_FILES = 10_000
 _MOST_TENSORS = 500_000
 _MOST_PARAMETERS = 10**15
@@ -137,7 +135,7 @@ def _name_of(path: Path) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        return read_object(real_path(path), max_bytes=_MAX_CONFIG_BYTES, constant=float)
+        return read_config(path)
     except ValueError as error:
         raise UsageError(
             f"{path} is not a model's config.json: {error}; nothing was computed",

@@ -10,6 +10,8 @@ from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.progress.metric_history import MetricPoint
 
 _MOST_POINTS = 400
+_SPARK_SIZE, _CURVE_SIZE = (96, 22), (600, 140)
+"""Width and height, as in the view boxes of `parts.html`."""
 _MARKS: Mapping[str, str] = {
     "saved": "save",
     "snapshot_taken": "snapshot",
@@ -58,16 +60,14 @@ class Curve:
     last_step: int = 0
 
 
-def sparkline(values: Sequence[float], *, width: int = 96, height: int = 22) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """The points of a small curve; empty for fewer than two values."""
     if len(values) < 2:
         return ""
-    return _polyline(list(enumerate(values)), width, height)
+    return _polyline(list(enumerate(values)), *_SPARK_SIZE)
 
 
-def curve_of(
-    name: str, points: Sequence[MetricPoint], *, width: int = 600, height: int = 140, most_points: int = _MOST_POINTS
-) -> Curve | None:
+def curve_of(name: str, points: Sequence[MetricPoint], *, most_points: int = _MOST_POINTS) -> Curve | None:
     """The curve of one metric over the steps; None for fewer than two values."""
     found = [(point.step, point.values[name]) for point in points if name in point.values]
     if len(found) < 2:
@@ -78,13 +78,13 @@ def curve_of(
     values = [value for _, value in found]
     span = (found[-1][0] - found[0][0]) or 1
     breaks = [
-        round((after.step - found[0][0]) / span * width, 1)
+        round((after.step - found[0][0]) / span * _CURVE_SIZE[0], 1)
         for before, after in itertools.pairwise(points)
         if before.attempt != after.attempt and found[0][0] <= after.step <= found[-1][0]
     ]
     return Curve(
         name=name,
-        points=_polyline(shown, width, height),
+        points=_polyline(shown, *_CURVE_SIZE),
         breaks=tuple(breaks),
         lowest=min(values),
         highest=max(values),

@@ -60,6 +60,13 @@ def point_of(progress: Progress) -> MetricPoint:
     return MetricPoint(time=progress.time, attempt=progress.attempt, step=progress.step, values=values)
 
 
+def with_report(seen: Sequence[MetricPoint], progress: Progress) -> list[MetricPoint]:
+    """The newest `MOST_POINTS` points that were seen of a job, with that of a report, if it is of another step."""
+    point = point_of(progress)
+    is_new = not seen or (point.attempt, point.step) != (seen[-1].attempt, seen[-1].step)
+    return [*seen, *([point] if point.values and is_new else [])][-MOST_POINTS:]
+
+
 class MetricHistory:
     """Appends points to the files of one run; only the thread that writes the progress uses it.
 

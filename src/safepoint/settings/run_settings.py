@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.errors import UsageError
-from safepoint.foundation.environment import home_folder
+from safepoint.foundation.configuration import xdg_folder
 from safepoint.foundation.events.stream import EVENTS_NAME
 from safepoint.foundation.quantities import parse_bytes, parse_duration, parse_flag
 from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
@@ -296,7 +296,6 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
 
 
 def _cache_folder(location: Location, environ: Mapping[str, str]) -> Path:
-    cache = environ.get("XDG_CACHE_HOME") or f"{home_folder()}/.cache"
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{location.bucket}-{location.path}").strip("-")[:60]
     unique = hashlib.sha256(str(location).encode()).hexdigest()[:8]
-    return Path(cache) / "safepoint" / "outputs" / f"{readable}-{unique}"
+    return xdg_folder("XDG_CACHE_HOME", ".cache", environ) / "safepoint" / "outputs" / f"{readable}-{unique}"

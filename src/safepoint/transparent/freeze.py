@@ -19,7 +19,7 @@ from pathlib import Path
 
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.processes import number_inside
+from safepoint.foundation.processes import name_of, number_inside, tree_of
 from safepoint.transparent.carried import carry
 from safepoint.transparent.criu import tree_dump
 from safepoint.transparent.criu.connections import end_repair
@@ -27,7 +27,7 @@ from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.obstacles import refuse_connecting, refuse_obstacles
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
-from safepoint.transparent.criu.trees import held, kill, name_of, processes_of, resident_bytes, send
+from safepoint.transparent.criu.trees import held, kill, resident_bytes, send
 from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation, NewImage
 from safepoint.transparent.images.manifest import ImageManifest, Machine, part_name
@@ -131,7 +131,7 @@ def freeze_trees(
 
 
 def _tree_of(root: int) -> list[int]:
-    tree = processes_of(root)
+    tree = tree_of(root)
     if not tree:
         raise NotFoundError(f"there is no process {root}; nothing was frozen", hint="name a process that runs")
     if os.getpid() in tree:

@@ -12,13 +12,14 @@ that a launcher starts again.
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, printable
 from safepoint.foundation.environment import is_planted, lies_in_shared_folder
 from safepoint.foundation.processes import user_of
 from safepoint.transparent.criu.records import made_paths, open_paths
+from safepoint.transparent.criu.trees import environment_of
 
 _FOLDERS = re.compile(r"\w*(DIR|HOME|PATH|PREFIX|CACHE)|TMP|TEMP")
 """The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH."""
@@ -78,7 +79,7 @@ def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
         user = user_of(pid)
         if user is None:
             continue
-        variables = _environment(proc / str(pid))
+        variables = environment_of(pid, proc)
         sudo = variables.get(_SUDO, "") if user == 0 else ""
         other = int(sudo) if _NUMBER.fullmatch(sudo) else user
         for name, text in (*variables.items(), ("", _text_of(proc / str(pid) / "cmdline"))):
@@ -109,11 +110,6 @@ def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
         if is_planted(path, users=users):  # another user was faster
             raise _of_others(path, why)
     return made
-
-
-def _environment(folder: Path) -> Mapping[str, str]:
-    entries = (entry.partition("=") for entry in _text_of(folder / "environ").split("\0"))
-    return {name: text for name, _, text in entries}
 
 
 def _text_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from safepoint.foundation.files import delete_tree
-from safepoint.foundation.volumes.mounts import mounted_by_others
+from safepoint.foundation.volumes.mounts import without_mounts_of_others
 
 _NUM_TRIES = 100
 
@@ -29,11 +29,9 @@ def secret_folder(parent: Path, prefix: str) -> Generator[Path]:
     Raises:
         OSError: the folder cannot be made.
     """
-    real, others = Path(os.path.realpath(parent)), mounted_by_others()
-    for path in parent.glob(f"{prefix}*"):
+    for path in without_mounts_of_others(parent, f"{prefix}*"):
         with contextlib.suppress(OSError):
-            if real / path.name not in others:  # another user's file system may never answer
-                _delete_left(path)
+            _delete_left(path)
     folder, descriptor = _make(parent, prefix)
     try:
         yield folder

@@ -15,12 +15,13 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from safepoint.errors import FreezeError, ImageError
+from safepoint.foundation.processes import tree_of
 from safepoint.transparent.carried import set_down
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.records import users_of
 from safepoint.transparent.criu.tree_dump import Restored, TreeRestore
-from safepoint.transparent.criu.trees import held, processes_of, send
+from safepoint.transparent.criu.trees import held, send
 from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.manifest import Part, part_name
@@ -84,7 +85,7 @@ def thaw_image(
             for folder in refuse_planted_files(part, users):
                 tidying.callback(_delete_empty, folder)
         with _restored(criu, stage.folder, control, manifest.parts) as restored:
-            pids = [pid for one in restored for pid in processes_of(one.pid)]
+            pids = [pid for one in restored for pid in tree_of(one.pid)]
             for pid in pids:
                 guard.watch(pid)
             refuse_planted_paths(pids)

@@ -72,7 +72,7 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name.rsplit("-", 1)[1]) for path in OutputFolder(folder).committed())
+    return sorted(int(path.name.rsplit("-", 1)[1]) for path, _ in OutputFolder(folder).manifests())
 
 
 def keeper_pid(checkpointer: Checkpointer) -> int:
@@ -213,7 +213,7 @@ def test_many_saves_in_a_row(tmp_path: Path) -> None:
             optimizer.step()
             checkpointer.save({"model": model, "optimizer": optimizer, "notes": {"step": step}}, step)
     assert 15 in steps(tmp_path / "out")
-    for path in OutputFolder(tmp_path / "out").committed():
+    for path, _ in OutputFolder(tmp_path / "out").manifests():
         assert verify(path).is_valid
         step = torch.load(path / "notes.pt")["step"]
         assert path.name == f"checkpoint-{step}"

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from safepoint.errors import FreezeError, SafepointError, UsageError
+from safepoint.foundation.processes import tree_of
 from safepoint.transparent import freeze as freeze_module
 from safepoint.transparent.criu import stopping as stopping_module
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
-from safepoint.transparent.criu.trees import processes_of, send
+from safepoint.transparent.criu.trees import send
 from safepoint.transparent.freeze import freeze_trees
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import verify
@@ -53,8 +54,8 @@ class Trees:
         self._children = [subprocess.Popen(["/bin/sh", "-c", _TREE], start_new_session=True) for _ in range(2)]
         self.roots = [child.pid for child in self._children]
         for root in self.roots:
-            wait_for(lambda root=root: len(processes_of(root)) == 3, "a tree")
-        self.processes = [pid for root in self.roots for pid in processes_of(root)]
+            wait_for(lambda root=root: len(tree_of(root)) == 3, "a tree")
+        self.processes = [pid for root in self.roots for pid in tree_of(root)]
         self.criu = Criu(path=str(_CRIU), version="4.2.1")
         (folder / "dumps").mkdir()
         for root in self.roots:
@@ -346,7 +347,7 @@ def test_temporary_folders_are_carried_along(trees: Trees) -> None:
 def test_processes_that_do_not_stop_run_on(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message that names one; those that have stopped run on, too."""
     last, is_at_rest = trees.processes[-1], stopping_module._is_at_rest
-    monkeypatch.setattr(stopping_module, "_is_at_rest", lambda pid, proc: pid != last and is_at_rest(pid, proc))
+    monkeypatch.setattr(stopping_module, "_is_at_rest", lambda pid: pid != last and is_at_rest(pid))
     stopping: list[int] = []
     with (
         pytest.raises(FreezeError, match=rf"process {last} .*did not stop"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from safepoint.checkpoint.foreign.names import AllowedNames
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
-from safepoint.checkpoint.format.safetensors_layout import SIZES
+from safepoint.checkpoint.format.safetensors_layout import LENGTH_BYTES, MAX_HEADER_BYTES, SIZES
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.dcp_weights import METADATA, Place, check_apart
 from safepoint.checkpoint.weights.torch_file import (
@@ -29,9 +29,6 @@ from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.field_types import VARIABLES
 from safepoint.storage.browsing import ReadablePath
 
-_MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library."""
-_LENGTH_BYTES = 8
 _SHARD = re.compile(r"__([0-9]{1,9})_[0-9]+\.distcp")
 _KNOWN: dict[tuple[str, str], Any] = {
     ("torch", "Size"): numbers_of,
@@ -50,11 +47,11 @@ def tensors_of(path: ReadablePath) -> set[str]:
     with path.open("rb") as file:
         size_bytes = file.seek(0, io.SEEK_END)
         file.seek(0)
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little") if size_bytes >= _LENGTH_BYTES else -1
-        data_bytes = size_bytes - _LENGTH_BYTES - length
-        if length < 0 or data_bytes < 0 or length > _MAX_HEADER_BYTES:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little") if size_bytes >= LENGTH_BYTES else -1
+        data_bytes = size_bytes - LENGTH_BYTES - length
+        if length < 0 or data_bytes < 0 or length > MAX_HEADER_BYTES:
             raise CheckpointError("not a safetensors file, or truncated: the file is shorter than its header says")
-        header: dict[str, Any] = parse_object(file.read(length), max_bytes=_MAX_HEADER_BYTES)
+        header: dict[str, Any] = parse_object(file.read(length), max_bytes=MAX_HEADER_BYTES)
     described: Any = header.pop("__metadata__", None)
     if described is not None and not VARIABLES.fits(described):  # the library refuses such a file
         raise CheckpointError("its __metadata__ is not a mapping of names to texts")

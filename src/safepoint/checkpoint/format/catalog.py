@@ -119,9 +119,8 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
         verdict = verify(path)
         if verdict.manifest is None or not verdict.is_valid:
             rejected(path, verdict.faults[0])
-        elif verdict.manifest.step != step_of(path):
-            reason = f"its step is {verdict.manifest.step}, and the folder's name has step {step_of(path)}"
-            rejected(path, Fault(file=MANIFEST_NAME, reason=reason))
+        elif fault := fault_of_step(verdict.manifest, path):
+            rejected(path, fault)
         else:
             return path, verdict.manifest
     if candidates:
@@ -129,6 +128,14 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
     if planted:
         refuse_planted(output, len(planted))
     return None
+
+
+def fault_of_step(manifest: Manifest, folder: Path) -> Fault | None:
+    """What is wrong with a checkpoint of another step than the name of its folder states; None for any other one."""
+    if manifest.step == step_of(folder):
+        return None
+    reason = f"its step is {manifest.step}, and the folder's name has step {step_of(folder)}"
+    return Fault(file=MANIFEST_NAME, reason=reason)
 
 
 def refuse_planted(output: Path, num_planted: int) -> NoReturn:

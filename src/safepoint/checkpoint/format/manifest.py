@@ -335,8 +335,12 @@ def entry_record(entry: FileEntry) -> dict[str, Any]:
 
 def read_entry(record: Mapping[str, Any]) -> FileEntry:
     """Read the entry of a file; KeyError, TypeError or ValueError if it is malformed."""
-    parts = tuple(record.get("parts", ()))
-    return FileEntry(path=record["path"], size_bytes=record["size_bytes"], digest=record["digest"], parts=parts)
+    return FileEntry(
+        path=record["path"],
+        size_bytes=record["size_bytes"],
+        digest=record["digest"],
+        parts=tuple(record.get("parts", ())),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

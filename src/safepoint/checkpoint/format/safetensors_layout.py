@@ -38,6 +38,10 @@ SIZES = {
     **dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1),
 }
 _ORDER = {kind: number for number, kind in enumerate(SIZES)}
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors library."""
+LENGTH_BYTES = 8
+"""A file begins with the length of its header, in this many bytes, little-endian."""
 
 
 class Shape(NamedTuple):
@@ -92,5 +96,5 @@ def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layo
         begins.append((shape, begin))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    head = len(text).to_bytes(8, "little") + text
+    head = len(text).to_bytes(LENGTH_BYTES, "little") + text
     return Layout(head, [(shape, len(head) + begin) for shape, begin in begins], len(head) + end)

@@ -314,25 +314,23 @@ class OutputFolder:
         notes = read_notes(self.control)
         return [path for path in list_checkpoints(self.root) if not is_noted(path, notes)]
 
-    def committed(self) -> list[Path]:
-        """The checkpoints and parts whose manifest can be read, newest first; not verified."""
-        return [path for path, _ in self.manifests()]
-
     def manifests(self) -> Iterator[tuple[Path, Manifest]]:
-        """The checkpoints of `committed`, each with its manifest.
+        """The committed checkpoints and parts with their manifests, newest first; not verified.
 
+        A checkpoint is left out if its manifest cannot be read, or is of another step than the folder's name states.
         Manifests can be large. They are read one after the other, so that a caller need not hold all of them.
         """
         for path in self.checkpoints():
             with contextlib.suppress(ManifestError):
-                if not path.is_symlink():
-                    yield path, read_manifest_of_any(path)
+                manifest = None if path.is_symlink() else read_manifest_of_any(path)
+                if manifest is not None and manifest.step == step_of(path):
+                    yield path, manifest
 
     # ---- see `retention.CheckpointFolder`; deadlines are ignored: a file system call cannot be cancelled -------
 
     def steps(self, *, deadline_s: float | None = None) -> list[int]:
         """The steps of the committed checkpoints and parts, newest first; not verified."""
-        return [manifest.step for path, manifest in self.manifests() if step_of(path) == manifest.step]
+        return [manifest.step for _, manifest in self.manifests()]
 
     def superseded(
         self,
@@ -343,9 +341,7 @@ class OutputFolder:
         deadline_s: float | None = None,
     ) -> list[int]:
         """The steps that no policy keeps, oldest first; see `select_superseded`."""
-        candidates = [
-            Candidate.of(manifest, policies) for path, manifest in self.manifests() if step_of(path) == manifest.step
-        ]
+        candidates = [Candidate.of(manifest, policies) for _, manifest in self.manifests()]
         return select_superseded(
             candidates,
             policies,

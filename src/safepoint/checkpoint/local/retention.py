@@ -69,14 +69,11 @@ class Candidate:
             policies: if given, the candidate keeps only the metrics that these policies use. This saves memory,
                 because there can be any number of manifests, and each can have any number of metrics.
         """
-        try:
-            created_s = clock.parse_utc(manifest.created)
-        except (ValueError, OverflowError):
-            created_s = float("inf")
         metrics = manifest.metrics
         if policies is not None:
             used = {policy.metric for policy in policies if isinstance(policy, KeepBest)}
             metrics = {name: metrics[name] for name in used if name in metrics}
+        created_s = clock.parse_utc_or_inf(manifest.created)
         return cls(step=manifest.step, run_id=manifest.run_id, created_s=created_s, metrics=metrics)
 
 

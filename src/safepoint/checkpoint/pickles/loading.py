@@ -16,6 +16,19 @@ _ANOTHER_CAUSE = re.compile(
 )
 """Words in errors of torch that have other causes: a model that differs, a device, or the network."""
 _MOST_CHARACTERS = 300
+_DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
+
+
+def refusal(where: object, what: str, otherwise: str = "") -> CheckpointError:
+    """The error for a checkpoint, or a file of a checkpoint, that was not loaded.
+
+    Args:
+        where: the checkpoint or the file.
+        what: why it was not loaded.
+        otherwise: what to do if no one else may have written it; empty for nothing.
+    """
+    hint = f"{_DELETE_IT}; {otherwise}" if otherwise else _DELETE_IT
+    return CheckpointError(f"{where} was not loaded: {what}", hint=hint)
 
 
 @contextlib.contextmanager
@@ -40,8 +53,7 @@ def states_of(where: object) -> Generator[None]:
             raise
         raise CheckpointError(
             f"{where} could not be loaded: {_summary(error)}",
-            hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older "
-            "one; otherwise load it with the script and the libraries that wrote it",
+            hint=f"{_DELETE_IT}; otherwise load it with the script and the libraries that wrote it",
         ) from error
 
 

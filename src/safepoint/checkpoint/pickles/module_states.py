@@ -15,7 +15,9 @@ from typing import Any, cast
 
 import torch
 
-from safepoint.errors import CheckpointError, printable
+from safepoint.checkpoint.pickles.loading import refusal
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
+from safepoint.errors import printable
 
 _VERSIONS = "_metadata"
 """The attribute of a state in which torch records the version of each module."""
@@ -41,8 +43,7 @@ def only_copies(module: torch.nn.Module) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def checked_modules(where: object) -> Generator[None]:
+def checked_modules(where: object) -> contextlib.AbstractContextManager[None]:
     """While the block runs, restrict the pickles in the extra states that modules load in this thread.
 
     Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`. And what a
@@ -69,11 +70,7 @@ def checked_modules(where: object) -> Generator[None]:
                     stack.enter_context(_guarded(module, where))
             return original(self, state_dict, *args, **kwargs)
 
-    kind.load_state_dict = load_state_dict
-    try:
-        yield
-    finally:
-        kind.load_state_dict = original
+    return temporarily(kind, load_state_dict=load_state_dict)
 
 
 def unmapped(value: Any) -> Any:
@@ -94,23 +91,14 @@ def unmapped(value: Any) -> Any:
     return list(map(unmapped, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
-@contextlib.contextmanager
-def _guarded(module: Any, where: object) -> Generator[None]:
+def _guarded(module: Any, where: object) -> contextlib.AbstractContextManager[None]:
     original: Callable[[Any], None] = module.set_extra_state
-    own = cast("dict[str, Any]", vars(module))
-    before = own.get("set_extra_state")
 
     def set_extra_state(state: Any) -> None:
         with _restricted(where, cast("Any", type(module)).__name__):
             original(state)
 
-    own["set_extra_state"] = set_extra_state
-    try:
-        yield
-    finally:
-        del own["set_extra_state"]
-        if before is not None:
-            own["set_extra_state"] = before
+    return temporarily(module, set_extra_state=set_extra_state)
 
 
 @contextlib.contextmanager
@@ -119,21 +107,16 @@ def _restricted(where: object, kind: str) -> Generator[None]:
 
     def refuse(name: str) -> None:
         if name not in allowed:
-            raise CheckpointError(
-                f"{where} was not loaded: the extra state of a {printable(kind)} is a pickle that names "
-                f"{printable(name)}, and loading it could run code",
-                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
-                "older one; otherwise call torch.serialization.add_safe_globals in the script, with what the message "
-                "names",
+            raise refusal(
+                where,
+                f"the extra state of a {printable(kind)} is a pickle that names {printable(name)}, and loading it "
+                "could run code",
+                "otherwise call torch.serialization.add_safe_globals in the script, with what the message names",
             )
 
     _install_hook()
-    before = getattr(_running, "refuse", None)
-    _running.refuse = refuse
-    try:
+    with temporarily(_running, refuse=refuse):
         yield
-    finally:
-        _running.refuse = before
 
 
 @functools.cache

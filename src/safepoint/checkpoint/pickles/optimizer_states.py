@@ -16,7 +16,9 @@ from typing import Any, cast
 
 import torch
 
+from safepoint.checkpoint.pickles.loading import refusal
 from safepoint.checkpoint.pickles.optimizer_steps import copied, fault_of_step, step_of_copy
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, SafepointError, printable
 from safepoint.foundation.field_types import NUMBER
 
@@ -40,10 +42,6 @@ _ELEMENTWISE = {
 _WITH_KERNELS = {"torch", "apex", "bitsandbytes", "deepspeed", "transformers"}
 """The packages whose optimizers have kernels without checks. A tensor that such an optimizer loads has to fit the
 parameter, or has to be like the tensor that the optimizer itself creates."""
-_HINT = (
-    "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one; otherwise "
-    "create the optimizer as in the run that wrote it"
-)
 
 
 @contextlib.contextmanager
@@ -74,11 +72,8 @@ def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Gen
                 what = f"the state of its optimizer does not fit ({type(error).__name__}: {error})"
                 raise _refusal(where, printable(what)) from error
 
-    kind.load_state_dict = load_state_dict
-    try:
+    with temporarily(kind, load_state_dict=load_state_dict):
         yield
-    finally:
-        kind.load_state_dict = original
     for one in before:
         with one.restored_on_error():
             one.check(where)
@@ -288,4 +283,4 @@ def _shown(value: Any) -> str:
 
 
 def _refusal(where: object, what: str) -> CheckpointError:
-    return CheckpointError(f"{where} was not loaded: {what}", hint=_HINT)
+    return refusal(where, what, "otherwise create the optimizer as in the run that wrote it")

@@ -4,15 +4,15 @@ The step shows which state the optimizer creates, and whether it can continue wi
 optimizer, its parameters and the random number generators do not change.
 """
 
-import contextlib
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import printable
 
 _MOST_ELEMENTS = 1 << 20
@@ -110,23 +110,11 @@ def step_of_copy(
                 copy.page_mng = SimpleNamespace(paged_tensors=[])
             copy.init_state(group, fresh, *place)
         else:
-            with _without_hooks():
+            library: Any = sys.modules[torch.optim.Optimizer.__module__]
+            none = OrderedDict[Any, Any]()
+            with temporarily(library, _global_optimizer_pre_hooks=none, _global_optimizer_post_hooks=none):
                 copy.step()
     return dict(copy.state[fresh])
-
-
-@contextlib.contextmanager
-def _without_hooks() -> Generator[None]:
-    module: Any = sys.modules[torch.optim.Optimizer.__module__]
-    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-    before = {name: getattr(module, name) for name in names}
-    for name in names:
-        setattr(module, name, OrderedDict())
-    try:
-        yield
-    finally:
-        for name, hooks in before.items():
-            setattr(module, name, hooks)
 
 
 def copied(state: Any) -> Any:

@@ -1,8 +1,7 @@
 """Loads a file of `torch.save` that an attacker may have written."""
 
 import os
-from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import torch
@@ -10,6 +9,7 @@ from torch import _weights_only_unpickler as restricted
 
 from safepoint.checkpoint.pickles.archive_records import check_records
 from safepoint.checkpoint.pickles.loaded_values import finish, with_stand_ins
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.checkpoint.pickles.torch_unpickler import CheckedUnpickler
 
 
@@ -46,21 +46,11 @@ def restricted_load(
     serialization.clear_safe_globals()
     try:
         serialization.add_safe_globals(with_stand_ins([*before, *also]))
-        with _checked(), torch.sparse.check_sparse_tensor_invariants(True):
+        with temporarily(restricted, Unpickler=CheckedUnpickler), torch.sparse.check_sparse_tensor_invariants(True):
             return finish(load(file, **{"weights_only": True, **options}))
     finally:
         serialization.clear_safe_globals()
         serialization.add_safe_globals(before)
-
-
-@contextmanager
-def _checked() -> Generator[None]:
-    original = restricted.Unpickler
-    restricted.Unpickler = cast("Any", CheckedUnpickler)
-    try:
-        yield
-    finally:
-        restricted.Unpickler = original
 
 
 def _check_archive(file: Any) -> None:

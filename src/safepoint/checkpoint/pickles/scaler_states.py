@@ -6,13 +6,14 @@ result. Numbers of another kind raise an error in a later step.
 """
 
 import contextlib
-from collections.abc import Generator
 from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from safepoint.errors import CheckpointError, printable
+from safepoint.checkpoint.pickles.loading import refusal
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
+from safepoint.errors import printable
 from safepoint.foundation.field_types import NAMED, NUMBER, Kind, whole
 
 _MOST = torch.finfo(torch.float32).max
@@ -28,8 +29,7 @@ _KINDS = {
 }
 
 
-@contextlib.contextmanager
-def checked_scalers(where: object) -> Generator[None]:
+def checked_scalers(where: object) -> contextlib.AbstractContextManager[None]:
     """While the block runs, check the state that any gradient scaler of torch loads.
 
     Args:
@@ -46,11 +46,7 @@ def checked_scalers(where: object) -> Generator[None]:
             _check(state_dict, where)
         original(self, state_dict)
 
-    kind.load_state_dict = load_state_dict
-    try:
-        yield
-    finally:
-        kind.load_state_dict = original
+    return temporarily(kind, load_state_dict=load_state_dict)
 
 
 def _check(state: Any, where: object) -> None:
@@ -60,8 +56,8 @@ def _check(state: Any, where: object) -> None:
             if name in state:  # torch itself refuses a state that lacks an entry
                 kind.check(name, state[name])
     except ValueError as error:
-        raise CheckpointError(
-            f"{where} was not loaded: the state of its gradient scaler is invalid: {printable(str(error))}",
-            hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an older "
-            "one; a scale of 0 means that the gradients were not finite for many steps before the save",
+        raise refusal(
+            where,
+            f"the state of its gradient scaler is invalid: {printable(str(error))}",
+            "a scale of 0 means that the gradients were not finite for many steps before the save",
         ) from error

@@ -12,8 +12,10 @@ from typing import Any, cast
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from safepoint.checkpoint.pickles.loading import refusal
 from safepoint.checkpoint.pickles.optimizer_states import as_float
-from safepoint.errors import CheckpointError, printable
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
+from safepoint.errors import printable
 
 _OF_FUNCTIONS = {"lr_lambdas", "_scale_fn_custom"}
 """The attributes of the script's objects that compute learning rates. torch sets each entry as an attribute."""
@@ -42,29 +44,16 @@ def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _checked(where: object, scheduler: Any) -> Generator[None]:
+def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager[None]:
     original = scheduler.load_state_dict
 
     def load_state_dict(state_dict: Any) -> None:
         fault = _fault(scheduler, state_dict)
         if fault:
-            raise CheckpointError(
-                f"{where} was not loaded: {fault}",
-                hint="if someone else may have written this checkpoint, delete the checkpoint to resume from an "
-                "older one; otherwise create the scheduler as in the run that wrote it",
-            )
+            raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote it")
         original(_with_floats(scheduler, state_dict))
 
-    own = cast("dict[str, Any]", vars(scheduler))
-    before = own.get("load_state_dict")
-    own["load_state_dict"] = load_state_dict
-    try:
-        yield
-    finally:
-        del own["load_state_dict"]
-        if before is not None:
-            own["load_state_dict"] = before
+    return temporarily(scheduler, load_state_dict=load_state_dict)
 
 
 def _fault(scheduler: Any, state: Any) -> str:

@@ -81,7 +81,7 @@ def share(parts: Sequence[Window], *, index: int, count: int) -> list[Window]:
     return mine
 
 
-def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: float | None = None) -> None:
+def check_listing(store: Store, name: str, manifest: Manifest) -> None:
     """Compare the sizes that the store lists with the manifest, before anything is fetched.
 
     Objects that the manifest does not name are ignored.
@@ -90,7 +90,7 @@ def check_listing(store: Store, name: str, manifest: Manifest, *, deadline_s: fl
         CheckpointError: a file is missing or has another size.
         StorageError: the store cannot be read.
     """
-    found = {item.key.removeprefix(f"{name}/"): item.size_bytes for item in store.list(name, deadline_s=deadline_s)}
+    found = {item.key.removeprefix(f"{name}/"): item.size_bytes for item in store.list(name)}
     for fault in compare_listing(manifest.files, found):
         raise CheckpointError(f"{store.location.child(name)} is damaged: {fault}")
 

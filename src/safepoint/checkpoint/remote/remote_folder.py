@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safepoint.checkpoint.format.catalog import checkpoint_name, step_of
+from safepoint.checkpoint.format.catalog import checkpoint_name, fault_of_step, step_of
 from safepoint.checkpoint.format.manifest import (
     MANIFEST_NAME,
     MAX_ATTEMPT,
@@ -138,8 +138,8 @@ class RemoteFolder:
             UnreadableError: the store refuses the manifest, but serves other objects.
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
-        if manifest.step != step:
-            raise ManifestError(f"its step is {manifest.step}, and the folder's name has step {step}")
+        if fault := fault_of_step(manifest, Path(checkpoint_name(step))):
+            raise ManifestError(fault.reason)
         return manifest
 
     def manifest_of(self, folder: str, *, deadline_s: float | None = None) -> Manifest:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from safepoint.checkpoint.format.digest import FileDigester
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
+from safepoint.checkpoint.format.safetensors_layout import LENGTH_BYTES, MAX_HEADER_BYTES
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.errors import CheckpointError
 from safepoint.foundation.bounded_json import parse_object
@@ -18,10 +19,6 @@ _SETTINGS = (
     *("run_id", "attempt", "step", "epoch", "trigger", "world_size", "global_batch", "gradient_accumulation"),
     *("samples_seen", "strategy", "zero_stage", "created"),
 )
-_MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library."""
-_LENGTH_BYTES = 8
-"""A file begins with the length of its header, in this many bytes."""
 _BLOCK_BYTES = 16 << 20
 _SUFFIX = ".safetensors"
 
@@ -158,15 +155,15 @@ class _TensorFile:
     def _read_header(self) -> dict[str, _Tensor]:
         """The tensors by name, as the header lists them."""
         size_bytes = self._store.stat(self._key).size_bytes
-        if size_bytes < _LENGTH_BYTES:
+        if size_bytes < LENGTH_BYTES:
             raise ValueError(f"it has {size_bytes} bytes, which is too short for the length of a header")
-        length = int.from_bytes(self._store.read(self._key, length=_LENGTH_BYTES), "little")
-        if length > size_bytes - _LENGTH_BYTES:
+        length = int.from_bytes(self._store.read(self._key, length=LENGTH_BYTES), "little")
+        if length > size_bytes - LENGTH_BYTES:
             raise ValueError("its header is longer than the file")
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"its header has {length:,} bytes, and the format allows {_MAX_HEADER_BYTES:,}")
-        data = bytes(self._store.read(self._key, start=8, length=length))
-        header: Any = parse_object(data, max_bytes=_MAX_HEADER_BYTES)
+        if length > MAX_HEADER_BYTES:
+            raise ValueError(f"its header has {length:,} bytes, and the format allows {MAX_HEADER_BYTES:,}")
+        data = bytes(self._store.read(self._key, start=LENGTH_BYTES, length=length))
+        header: Any = parse_object(data, max_bytes=MAX_HEADER_BYTES)
         header.pop("__metadata__", None)
         found: dict[str, _Tensor] = {}
         for name, record in header.items():
@@ -174,9 +171,9 @@ class _TensorFile:
             sizes, dtype = list(record["shape"]), record["dtype"]
             if type(dtype) is not str or not all(type(number) is int for number in (begin, end, *sizes)):
                 raise ValueError(f"the tensor {name!r} is not described as the format requires")
-            if not 0 <= begin <= end <= size_bytes - 8 - length:
+            if not 0 <= begin <= end <= size_bytes - LENGTH_BYTES - length:
                 raise ValueError(f"the tensor {name!r} is outside the file")
-            found[name] = _Tensor(f"{dtype} {sizes}", 8 + length + begin, end - begin)
+            found[name] = _Tensor(f"{dtype} {sizes}", LENGTH_BYTES + length + begin, end - begin)
         if sum(tensor.size_bytes for tensor in found.values()) > size_bytes:
             raise ValueError("its tensors overlap")
         return found

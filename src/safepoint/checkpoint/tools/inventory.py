@@ -44,7 +44,6 @@ from safepoint.foundation.environment import is_of_stranger
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
-from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store, StoredObject
 
 _ANSWER_WITHIN_S = 20.0
@@ -402,12 +401,11 @@ def _first(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
     return (*(fault for fault in faults[:_MAX_FAULTS] if fault != others), others)
 
 
-def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[Inventory, str | None]:
+def open_inventory(text: str) -> tuple[Inventory, str | None]:
     """Open what an argument names: an output location, or one checkpoint in it.
 
     Args:
         text: the argument.
-        options: how to reach an object store; from the environment when None.
 
     Returns:
         The inventory of the output location; and the name of the checkpoint, or None if `text` names none.
@@ -420,13 +418,13 @@ def open_inventory(text: str, options: StorageOptions | None = None) -> tuple[In
     is_checkpoint = step_of(Path(location.name)) is not None
     is_final = location.name == FINAL and (location.is_remote or (location.folder / MANIFEST_NAME).is_file())
     if not is_checkpoint and not is_final:
-        return Inventory(_reachable(location, options)), None
-    return Inventory(_reachable(location.parent, options)), location.name
+        return Inventory(_reachable(location)), None
+    return Inventory(_reachable(location.parent)), location.name
 
 
-def _reachable(location: Location, options: StorageOptions | None) -> Store:
+def _reachable(location: Location) -> Store:
     """Open the store at `location`, and send a first request with a short deadline, because a person is waiting."""
-    store = open_store(location, options)
+    store = open_store(location)
     if location.is_remote:
         next(iter(store.list(deadline_s=clock.monotonic_s() + _ANSWER_WITHIN_S)), None)
     return store

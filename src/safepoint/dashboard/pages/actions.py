@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from safepoint.answers.consequence import Action, consequence_of
-from safepoint.answers.job_documents import document_of
+from safepoint.answers.job_documents import job_document
 from safepoint.answers.receipts import facts_of, receipt_of
 from safepoint.dashboard.pages.context import actor_of, context_of, in_thread, visitor_of
 from safepoint.dashboard.pages.job import place_and_name
@@ -108,7 +108,7 @@ def _doing(action: Action, form: Mapping[str, str], name: str) -> Callable[[JobP
 
 def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
     job = jobs.suspend(name)
-    document = {**_document(jobs, job), "was_saved": job.was_saved}
+    document = {**job_document(jobs, job), "was_saved": job.was_saved}
     receipt = job.particulars.get("receipt")
     if receipt is None and isinstance(job, JobRecord) and job.was_saved and job.state is JobState.SUSPENDED:
         found = receipt_of(job, jobs.output_of(job))
@@ -130,14 +130,14 @@ def _resume(jobs: JobPlace[Any], name: str, step: int | None) -> Outcome:
     if step is None:
         job = jobs.resume(name)
         begins = f" {job.message}" if isinstance(job, JobRecord) and job.message else ""
-        return Outcome(sentence=f"The job resumes{begins}.", document=_document(jobs, job))
+        return Outcome(sentence=f"The job resumes{begins}.", document=job_document(jobs, job))
     if not isinstance(jobs, LocalJobs):
         raise UnsupportedError(
             "on a cluster, a job resumes only from its newest checkpoint; nothing was changed",
             hint="submit another job, with another output location and --resume PATH",
         )
     job = jobs.resume(name, step=step)
-    return Outcome(sentence=f"The job resumes from step {step:,}.", document=_document(jobs, job))
+    return Outcome(sentence=f"The job resumes from step {step:,}.", document=job_document(jobs, job))
 
 
 def _step(text: str) -> int | None:
@@ -159,7 +159,7 @@ def _scale(jobs: JobPlace[Any], name: str, num_nodes: int) -> Outcome:
     sentence = f"The job has {plural(num_nodes, 'node')} now, and is {job.state}."
     return Outcome(
         sentence=f"{sentence} {remark}" if remark else sentence,
-        document=_document(jobs, job),
+        document=job_document(jobs, job),
         is_warning=bool(remark),
     )
 
@@ -175,10 +175,6 @@ def _delete(jobs: JobPlace[Any], name: str, *, with_checkpoints: bool) -> Outcom
     return Outcome(
         sentence=f"The job is deleted; {what}.", document={"name": name, "checkpoints_deleted": num_deleted}
     )
-
-
-def _document(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
-    return document_of(job, jobs.progress_of(job), jobs.output_of(job))
 
 
 async def work(request: Request) -> Response:

@@ -22,7 +22,7 @@ from safepoint.jobs.model.job_place import Job, JobPlace
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
 from safepoint.planning.costs import JobHistory
-from safepoint.progress.metric_history import MetricPoint, MetricReader, current_points, point_of, read_points
+from safepoint.progress.metric_history import MetricPoint, MetricReader, current_points, read_points, with_report
 from safepoint.progress.record import Progress
 
 OpenJobs = Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]
@@ -37,7 +37,6 @@ _BUSY_SHARE = 4
 """After a list took t seconds to read, it is read again after this many times t."""
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
-_MOST_OBSERVED = 4096
 _MOST_KEPT = 16
 """For how many jobs events and metrics stay in memory."""
 _CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
@@ -326,13 +325,8 @@ class PlaceReader:
         return listed
 
     def _observe(self, name: str, progress: Progress | None, jobs: JobPlace[Any]) -> None:
-        if progress is None or isinstance(jobs, LocalJobs):
-            return
-        seen = self._observed.setdefault(name, [])
-        point = point_of(progress)
-        if point.values and (not seen or (point.attempt, point.step) != (seen[-1].attempt, seen[-1].step)):
-            seen.append(point)
-            del seen[: max(0, len(seen) - _MOST_OBSERVED)]
+        if progress is not None and not isinstance(jobs, LocalJobs):
+            self._observed[name] = with_report(self._observed.get(name, []), progress)
 
 
 class Places:

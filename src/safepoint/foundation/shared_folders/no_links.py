@@ -92,6 +92,11 @@ def open_file(path: Path, flags: int, mode: int = 0o666, *, below: Path | None =
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
 
 
+def create_file(path: Path, mode: int = 0o666, *, below: Path | None = None) -> int:
+    """Create a file, and open it to write; FileExistsError if there is something at `path`, also a link."""
+    return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, below=below)
+
+
 def make_folders(path: Path, mode: int = 0o777) -> None:
     """Create a folder, and the missing folders above it. The folder may exist already.
 

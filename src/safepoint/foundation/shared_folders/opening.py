@@ -17,7 +17,6 @@ from safepoint.foundation.shared_folders import no_links
 
 _MAX_COPIED_BYTES = 256 << 20
 _NUM_OPENS = 10
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
@@ -77,7 +76,7 @@ def _replace_by_copy(path: Path, size_bytes: int) -> None:
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
-            with os.fdopen(no_links.open_file(working, _CREATE, mode), "wb") as copy:
+            with os.fdopen(no_links.create_file(working, mode), "wb") as copy:
                 shutil.copyfileobj(file, copy)
         no_links.rename(working, path)
     except BaseException:

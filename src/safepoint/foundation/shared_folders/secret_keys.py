@@ -7,6 +7,7 @@ from pathlib import Path
 
 from safepoint.errors import StorageError
 from safepoint.foundation.environment import open_trusted
+from safepoint.foundation.shared_folders import no_links
 
 KEY_BYTES = 32
 
@@ -25,7 +26,7 @@ def load_or_make_key(path: Path, *, what: str, hint: str) -> bytes:
     if not path.exists():
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = no_links.create_file(new, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(secrets.token_bytes(KEY_BYTES))

@@ -80,5 +80,14 @@ def mounted_by_others() -> set[Path]:
     return {point for point, user in users.items() if user is not None and int(user[1]) not in {os.geteuid(), 0}}
 
 
+def without_mounts_of_others(parent: Path, pattern: str) -> list[Path]:
+    """The paths in a folder whose names match `pattern`, sorted.
+
+    File systems that other users have mounted are left out: they may never answer.
+    """
+    real, others = Path(os.path.realpath(parent)), mounted_by_others()
+    return [path for path in sorted(parent.glob(pattern)) if real / path.name not in others]
+
+
 def _unescaped(text: bytes) -> str:
     return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), text))

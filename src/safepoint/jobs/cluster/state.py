@@ -28,6 +28,7 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     runs_or_is_done,
     saved_step,
     training_pods,
+    variable_of,
     why_leaving,
 )
 from safepoint.jobs.cluster.pods.pod_summary import PodSummary, summary_of
@@ -396,7 +397,7 @@ def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
 def _num_pods(job: Object, pods: Sequence[Object]) -> int:
     """How many pods the job has when it trains. If the TrainJob leaves this to its runtime, Trainer's variable in the
     pods has the number."""
-    from_runtime = _whole(_variable_of(pods[0], "PET_NNODES")) if pods else None
+    from_runtime = _whole(variable_of(pods[0], "PET_NNODES")) if pods else None
     return number(job, "spec", "trainer", "numNodes") or from_runtime or 1
 
 
@@ -466,13 +467,7 @@ def _has_posted(seen: Observed, pods: Sequence[Object]) -> bool:
 
 def _posts(pods: Sequence[Object]) -> bool:
     """Whether Trainer's status server is on. If so, Trainer sets a variable with the server's address in the pods."""
-    return _variable_of(pods[0], "KUBEFLOW_TRAINER_SERVER_URL") is not None
-
-
-def _variable_of(pod: Object, name: str) -> str | None:
-    """The value of a variable in the pod's containers; None if no container has it."""
-    entries = [entry for container in items(pod, "spec", "containers") for entry in items(container, "env")]
-    return next((str(at(entry, "value") or "") for entry in entries if at(entry, "name") == name), None)
+    return variable_of(pods[0], "KUBEFLOW_TRAINER_SERVER_URL") is not None
 
 
 def _condition_of_any_status(value: Object, kind: str) -> Any:

@@ -6,30 +6,28 @@ import uuid
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.environment import home_folder, is_planted, is_planted_folder
+from safepoint.foundation.configuration import xdg_folder
+from safepoint.foundation.environment import is_planted, is_planted_folder
 
 
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/safepoint`, or `~/.local/state/safepoint`.
 
-    Symbolic links are resolved, because processes of a job are found by the path of its folder. A relative
-    XDG_STATE_HOME is ignored, as the XDG specification requires.
+    Symbolic links are resolved, because processes of a job are found by the path of its folder.
     """
-    return _below(os.environ.get("XDG_STATE_HOME", ""))
+    return _resolved(xdg_folder("XDG_STATE_HOME", ".local/state")) / "safepoint"
 
 
 @functools.cache  # cached, because a list calls this for every job, and realpath reads the file system
-def _below(folder: str) -> Path:
-    home = folder if os.path.isabs(folder) else f"{home_folder()}/.local/state"
-    if is_planted(home):
-        raise _of_other_user(home, "state folder", "XDG_STATE_HOME")
-    return Path(os.path.realpath(home), "safepoint")
+def _resolved(folder: Path) -> Path:
+    if is_planted(folder):
+        raise _of_other_user(folder, "state folder", "XDG_STATE_HOME")
+    return Path(os.path.realpath(folder))
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/safepoint`, or `~/.cache/safepoint`. A relative XDG_CACHE_HOME is ignored."""
-    folder = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(folder if os.path.isabs(folder) else f"{home_folder()}/.cache", "safepoint")
+    """`$XDG_CACHE_HOME/safepoint`, or `~/.cache/safepoint`."""
+    return xdg_folder("XDG_CACHE_HOME", ".cache") / "safepoint"
 
 
 def history_file() -> Path:

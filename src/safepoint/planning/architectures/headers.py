@@ -1,28 +1,40 @@
-"""Reads the headers of safetensors files, and their index. No tensor is read; pipes and devices are refused."""
+"""Reads the JSON of a model: its settings, the headers of its safetensors files, and their index.
+
+No tensor is read; pipes and devices are refused.
+"""
 
 import os
 from pathlib import Path
 from typing import Any, cast
 
+from safepoint.checkpoint.format.safetensors_layout import LENGTH_BYTES, MAX_HEADER_BYTES
 from safepoint.errors import UsageError
 from safepoint.foundation.bounded_json import parse_object, read_object
 from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.planning.architectures.fields import Tensor
 
-_MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library."""
 _MAX_INDEX_BYTES = 64 << 20
-_LENGTH_BYTES = 8
+MAX_CONFIG_BYTES = 4 << 20
 DOWNLOAD_HINT = "download the model again, or pass its config.json instead of the folder"
 
 
-def real_path(path: Path) -> Path:
+def _real_path(path: Path) -> Path:
     """The file to which a path leads, through links.
 
     Raises:
         OSError: there is no such file, or the links lead in a circle.
     """
     return Path(os.path.realpath(path, strict=True))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a JSON file with settings, such as `config.json`. Python's `NaN` and `Infinity` may occur in it.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not such an object, or has more than `MAX_CONFIG_BYTES`.
+    """
+    return read_object(_real_path(path), max_bytes=MAX_CONFIG_BYTES, constant=float)
 
 
 def files_in_index(path: Path) -> set[str]:
@@ -32,7 +44,7 @@ def files_in_index(path: Path) -> set[str]:
         UsageError: the file is not an index.
     """
     try:
-        names = read_object(real_path(path), max_bytes=_MAX_INDEX_BYTES, constant=float).get("weight_map")
+        names = read_object(_real_path(path), max_bytes=_MAX_INDEX_BYTES, constant=float).get("weight_map")
     except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}; nothing was computed", hint=DOWNLOAD_HINT) from error
     found: list[Any] = list(cast("dict[str, Any]", names).values()) if isinstance(names, dict) else [None]
@@ -50,13 +62,13 @@ def header_of(path: Path) -> tuple[list[tuple[Tensor, str]], int]:
         UsageError: the file is not a safetensors file.
     """
     try:
-        with open_regular(real_path(path)) as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        with open_regular(_real_path(path)) as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             # One byte more than the limit, so that `parse_object` refuses a header that is too large.
-            wanted = min(length, _MAX_HEADER_BYTES + 1)
+            wanted = min(length, MAX_HEADER_BYTES + 1)
             data = file.read(wanted)
         # A header that is cut off is not parsed: its beginning may be a JSON object by itself.
-        header = parse_object(data if len(data) == wanted else b"", max_bytes=_MAX_HEADER_BYTES)
+        header = parse_object(data if len(data) == wanted else b"", max_bytes=MAX_HEADER_BYTES)
         header.pop("__metadata__", None)
         found = [_stored(name, record) for name, record in header.items()]
         ends = [_end_of(name, record) for name, record in header.items()]
@@ -65,7 +77,7 @@ def header_of(path: Path) -> tuple[list[tuple[Tensor, str]], int]:
             f"{path} is not a safetensors file, or is damaged: {error}; nothing was computed",
             hint=DOWNLOAD_HINT,
         ) from error
-    return found, _LENGTH_BYTES + length + max(ends, default=0)
+    return found, LENGTH_BYTES + length + max(ends, default=0)
 
 
 def _stored(name: str, record: Any) -> tuple[Tensor, str]:

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safepoint.errors import UsageError
-from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.environment import expand_home, home_folder
 from safepoint.foundation.shared_folders.opening import read_regular
-from safepoint.planning.architectures.headers import real_path
+from safepoint.planning.architectures.headers import read_config
 from safepoint.planning.model import ModelShape, read_model
 
 _HUB, _FILE = "hf://", "file://"
 _CONFIG = "config.json"
 _REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[0-9a-f]{40}", re.ASCII)
-_MAX_CONFIG_BYTES = 4 << 20
 _MAX_REVISION_BYTES = 100
 _MOST_CONFIGS = 100
 
@@ -137,6 +135,6 @@ def _folders_of_models(code: Path) -> list[Path]:
 
 def _is_of_model(path: Path) -> bool:
     try:
-        return "model_type" in read_object(real_path(path), max_bytes=_MAX_CONFIG_BYTES, constant=float)
+        return "model_type" in read_config(path)
     except (OSError, ValueError):
         return False

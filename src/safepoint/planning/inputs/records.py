@@ -9,13 +9,11 @@ from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Optimizer, Strategy, optimizer_named
-from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import nearest
 from safepoint.planning.architectures.fields import shown
-from safepoint.planning.architectures.headers import real_path
+from safepoint.planning.architectures.headers import read_config
 from safepoint.planning.model import shown_path
 
-_MAX_BYTES = 4 << 20
 _PARAMETERS = re.compile(r"(\d{1,18}(?:\.\d{1,12})?(?:[eE][+]?\d{1,2})?)\s*([kKmMbBtT]?)", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _LAYOUT = re.compile(r"(\d{1,9})x(\d{1,9})", re.ASCII)
@@ -180,7 +178,7 @@ def _notes_on_deepspeed(record: Mapping[str, Any], path: Path) -> Iterator[str]:
 
 def _read(path: Path, option: str) -> dict[str, Any]:
     try:
-        return read_object(real_path(path), max_bytes=_MAX_BYTES, constant=float)
+        return read_config(path)
     except OSError as error:
         raise UsageError(
             f"{option} {shown_path(path)} cannot be read: {error.strerror or error}; nothing was computed",

@@ -74,10 +74,7 @@ class UploadId:
     @property
     def begun_s(self) -> float:
         """When the upload was begun, seconds since 1970; infinite if `initiated` is empty or invalid."""
-        try:
-            return clock.parse_utc(self.initiated)
-        except ValueError:
-            return float("inf")
+        return clock.parse_utc_or_inf(self.initiated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from safepoint.foundation.environment import Place, is_launched
+from safepoint.foundation.processes import stat_fields
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.keeper_client.client import KeeperClient
 from safepoint.snapshot.keeper_client.process import KeeperProcess
@@ -140,9 +141,6 @@ def _unique_id(pid: int) -> str:
     """Return a text that identifies a process, also among processes with the same pid in other pods or later."""
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
-        started = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-        )
+        return f"{namespace}-{stat_fields(Path(f'/proc/{pid}'))[19].decode()}"  # the field with the time of its start
     except (OSError, IndexError):
         return "0"
-    return f"{namespace}-{started}"

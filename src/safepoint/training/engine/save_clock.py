@@ -129,7 +129,7 @@ def read_losses(stream: Path) -> Losses:
         event = record["event"]
         try:
             time_s = clock.parse_utc(str(record.get("time")))
-        except (ValueError, OverflowError):
+        except ValueError:
             continue
         if event == "attempt_started":
             trained_s += attempt_s

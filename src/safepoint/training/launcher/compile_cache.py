@@ -28,8 +28,8 @@ import stat
 from pathlib import Path
 
 from safepoint.errors import UsageError, printable
+from safepoint.foundation.configuration import xdg_folder
 from safepoint.foundation.environment import (
-    home_folder,
     is_mounted_by_other,
     is_planted_folder,
     temporary_folder,
@@ -183,9 +183,8 @@ def _is_private_group(number: int) -> bool:
 
 
 def _private_folder(scratch: Path, name: str) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(OSError, UsageError):
-        home = Path(cache if os.path.isabs(cache) else f"{home_folder()}/.cache")
+        home = xdg_folder("XDG_CACHE_HOME", ".cache")
         folder = home / "safepoint" / name
         for missing in (home.parent, home, folder.parent, folder):
             missing.mkdir(exist_ok=True, mode=0o700)

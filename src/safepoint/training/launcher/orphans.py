@@ -12,13 +12,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 from safepoint.foundation import clock, processes
 
 _log = logging.getLogger("safepoint")
 _PR_SET_CHILD_SUBREAPER = 36
-_PROC = Path("/proc")
 _PATIENCE_S = 3.0
 """How long to wait until the processes have ended by themselves. After SIGTERM, the wait is as long again."""
 _LOOK_EVERY_S = 0.05
@@ -29,7 +27,7 @@ class Orphans:
     """The processes that ranks of this launcher leave behind."""
 
     def __init__(self) -> None:
-        self._others = frozenset(_descendants(os.getpid()))
+        self._others = frozenset(processes.tree_of(os.getpid()))
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -55,7 +53,7 @@ class Orphans:
         """
         if not self._wait(left_s):
             left = self._running()
-            names = ", ".join(f"{pid} ({_name(pid)})" for pid in sorted(left)[:_MOST_NAMED])
+            names = ", ".join(f"{pid} ({processes.name_of(pid)})" for pid in sorted(left)[:_MOST_NAMED])
             more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
             _log.warning("the script left processes behind: %s%s; Safepoint ends them", names, more)
             for pid in left:
@@ -77,30 +75,9 @@ class Orphans:
 
     def _running(self) -> set[int]:
         self.reap(())
-        return {pid for pid in _descendants(os.getpid()) - self._others if _is_running(pid)}
-
-
-def _descendants(pid: int) -> set[int]:
-    """The children of a process, their children, and so on."""
-    found: set[int] = set()
-    waiting = [pid]
-    while waiting:
-        tasks = _PROC / str(waiting.pop()) / "task"
-        with contextlib.suppress(OSError):
-            for task in os.listdir(tasks):
-                with contextlib.suppress(OSError):
-                    new = {int(child) for child in (tasks / task / "children").read_text().split()} - found
-                    found |= new
-                    waiting += new
-    return found
+        return {pid for pid in processes.tree_of(os.getpid()) if pid not in self._others and _is_running(pid)}
 
 
 def _is_running(pid: int) -> bool:
     identity = processes.identify(pid)
     return identity is not None and identity.is_alive
-
-
-def _name(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-    return "?"

@@ -20,7 +20,7 @@ from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.foundation.processes import with_number_inside
 from safepoint.foundation.temporary_folders.abandoned import LOCK_NAME, remove_if_abandoned
 from safepoint.foundation.temporary_folders.places import possible_parents, private_parent
-from safepoint.foundation.volumes.mounts import mounted_by_others
+from safepoint.foundation.volumes.mounts import without_mounts_of_others
 
 _PREFIX = "safepoint-"
 _STREAM = "stream"
@@ -61,23 +61,17 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    for folder in _folders_in(parent):
+    for folder in without_mounts_of_others(parent, f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # its launcher still runs, or another launcher removes the folder
             if _is_ours(folder):
                 remove_if_abandoned(folder)
-
-
-def _folders_in(parent: Path) -> list[Path]:
-    """The folders that may be those of launchers, without the mounts of other users, which may never answer."""
-    real, others = Path(os.path.realpath(parent)), mounted_by_others()
-    return [folder for folder in sorted(parent.glob(f"{_PREFIX}*")) if real / folder.name not in others]
 
 
 def running_launchers() -> list[tuple[Path, int]]:
     """The folder and the process id of each launcher that this user runs on this machine."""
     found: list[tuple[Path, int]] = []
     for parent in possible_parents():
-        for folder in _folders_in(parent):
+        for folder in without_mounts_of_others(parent, f"{_PREFIX}*"):
             with contextlib.suppress(OSError, ValueError):
                 if _is_ours(folder) and is_locked(folder / LOCK_NAME):
                     number = int(read_object(folder / LOCK_NAME)["pid"])

@@ -17,10 +17,10 @@ from typing import Any, cast
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import UsageError
 from safepoint.training.context.rank_context import current_context
 from safepoint.training.plain.session import Run, session
-from safepoint.training.state.temporary_attributes import temporarily
 
 _DROPS = {"POP_TOP", "POP_ITER"}
 """The instructions that drop an iterator. They cannot raise an error."""

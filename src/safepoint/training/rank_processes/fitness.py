@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from safepoint.foundation.processes import children_of
+
 DENIED = frozenset({"deepspeed", "bitsandbytes", "vllm", "ray", "tensorflow", "jax", "jaxlib", "apex"})
 """Packages that are known to start threads, to open devices or to read a rank's number when they are imported."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
@@ -85,7 +87,7 @@ class Fitness:
             raise UnfitError(package, "has initialized CUDA")
         if _start_method() is not None:
             raise UnfitError(package, "has set the start method of multiprocessing")
-        if _children():
+        if children_of(os.getpid()):
             raise UnfitError(package, "has started a process")
         denied = sorted(DENIED & sys.modules.keys())
         if denied:
@@ -169,9 +171,3 @@ def _descriptors() -> dict[int, str]:
         with contextlib.suppress(OSError):
             found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
     return found
-
-
-def _children() -> list[str]:
-    with contextlib.suppress(OSError):
-        return (_TASKS / str(os.getpid()) / "children").read_text().split()
-    return []

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safepoint.foundation import clock
 from safepoint.foundation.channels.channel import ChannelError, close_all
-from safepoint.foundation.processes import close_in_children
+from safepoint.foundation.processes import STOPPED, close_in_children, run_state, status_words
 from safepoint.training.rank_processes.messages import (
     Birth,
     Born,
@@ -202,7 +202,7 @@ class TemplateProcess:
         while not self._channel.has_data(_LOOK_S):
             if self._is_stopping():
                 raise ChannelError("a stop was requested")
-            if _is_stopped(self._process.pid):
+            if run_state(Path(f"/proc/{self._process.pid}")) in STOPPED:
                 raise ChannelError("it is stopped")
             if clock.monotonic_s() > end_s:
                 raise ChannelError("it does not answer")
@@ -260,19 +260,9 @@ def birth_here(arguments: Sequence[Sequence[str]], environments: Sequence[Mappin
 
 def _umask() -> int:
     """The mask of this process. `os.umask` would have to set another mask to return this one."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("Umask:"):
-            return int(line.split()[1], 8)
-    return 0o022
+    words = status_words(Path("/proc/self"), b"Umask:")
+    return int(words[0], 8) if words else 0o022
 
 
 def _limits_of(number: int) -> tuple[int | None, ...]:
     return tuple(None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(number))
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in {"T", "t"}

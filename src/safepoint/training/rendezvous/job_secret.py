@@ -131,7 +131,7 @@ def _in_folder(output: OutputFolder) -> bytes:
     path = output.control / Path(_NAME).name
     try:
         with contextlib.suppress(FileExistsError):
-            descriptor = no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = no_links.create_file(path, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_hex(_NUM_BYTES).encode())
         return _read_private(path, file_system_of(output.control))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.catalog import fault_of_step, step_of
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, FileEntry, Manifest
 from safepoint.checkpoint.format.verify import Fault, compare_content, read_part, verify, verify_part
 from safepoint.errors import CheckpointError, ManifestError, printable
@@ -112,9 +112,8 @@ def list_copy(folder: Path) -> ListedCopy | None:
         verdict = verify(folder, deep=False)
         manifest, faults, strays = verdict.manifest, verdict.faults, verdict.strays
         entries = manifest.files if manifest is not None else ()
-    if manifest is not None and manifest.step != step_of(folder):
-        reason = f"its step is {manifest.step}, and the folder's name has step {step_of(folder)}"
-        return ListedCopy(path=folder, fault=Fault(file=MANIFEST_NAME, reason=reason))
+    if manifest is not None and (fault := fault_of_step(manifest, folder)):
+        return ListedCopy(path=folder, fault=fault)
     damaged = {fault.file for fault in faults}
     if not damaged <= {entry.path for entry in entries}:
         entries = ()  # a fault outside of the listed files makes the whole copy unusable

@@ -31,19 +31,19 @@ from torch.distributed.checkpoint import filesystem, metadata
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
-from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
 from safepoint.training.state.rng import set_numpy_state, set_python_state
-from safepoint.training.state.temporary_attributes import temporarily
 
 _DEEPSPEED = {
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
@@ -59,7 +59,6 @@ _CONFIGURATIONS = ("config.json", "generation_config.json")
 _VERSION = "transformers_version"
 _MAX_NAME_BYTES = 4096
 _MOST_PLACES = 50_000_000
-_DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
 _ELSEWHERE = (
     "while a checkpoint is loaded, torch.load loads only data, from other files too: load this file before training "
     "starts, or call torch.serialization.add_safe_globals([CLASS]) in the script"
@@ -98,7 +97,8 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         CheckpointError: a file was refused, even if the framework caught this error or raised another one; or the
             framework raised an error that invalid states cause (see `states_of`).
     """
-    _check_named_folders(folder)
+    for name in _NAME_A_FOLDER:
+        named_folder(folder, name)
     _check_named_files(folder)
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
@@ -177,11 +177,6 @@ class _Place:
         return str(self.path)
 
 
-def _check_named_folders(folder: str | os.PathLike[str]) -> None:
-    for name in _NAME_A_FOLDER:
-        named_folder(folder, name)
-
-
 def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
     """The folder in a checkpoint that one of DeepSpeed's files names.
 
@@ -201,7 +196,7 @@ def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
         return None
     named = read_regular(path, _MAX_NAME_BYTES).decode(errors="replace").strip()
     if named in {".", ".."} or not re.fullmatch(r"[\w.-]+", named):
-        raise _refusal(path, named)
+        raise _not_data(path, named)
     return named
 
 
@@ -219,7 +214,7 @@ def _check_named_files(folder: str | os.PathLike[str]) -> None:
                 named: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES).get("weight_map")
                 names = set(cast("dict[str, Any]", named).values())
             except (ValueError, TypeError, AttributeError) as error:
-                raise _refusal(path, "") from error
+                raise _not_data(path, "") from error
             for name in names:
                 _check_path(path, name)
 
@@ -235,18 +230,16 @@ def _check_configuration(path: Path) -> None:
     try:
         version: Any = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float).get(_VERSION)
     except ValueError as error:
-        raise CheckpointError(f"{path} was not loaded: {error}", hint=_DELETE_IT) from error
+        raise refusal(path, str(error)) from error
     if version is not None and not (isinstance(version, str) and version.isprintable()):
-        raise CheckpointError(f"{path} was not loaded: its {_VERSION} cannot be printed", hint=_DELETE_IT)
+        raise refusal(path, f"its {_VERSION} cannot be printed")
 
 
 def _check_path(where: str | os.PathLike[str], name: Any) -> None:
     """Refuse a file name that leads out of the checkpoint."""
     fault = path_fault(name) if isinstance(name, str) else "is not a string"
     if fault:
-        raise CheckpointError(
-            f"{os.fspath(where)} was not loaded: it names the file {name!r}, which {fault}", hint=_DELETE_IT
-        )
+        raise refusal(where, f"it names the file {name!r}, which {fault}")
 
 
 def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
@@ -279,21 +272,18 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL comes from a seek to a position that a hostile file names
             raise
-        raise _refusal(where, "") from error
+        raise _not_data(where, "") from error
     except ArchiveError as error:
-        raise CheckpointError(
-            f"{os.fspath(where)} was not loaded: {printable(str(error))}, and torch.save writes no such file",
-            hint=_DELETE_IT,
-        ) from error
+        raise refusal(where, f"{printable(str(error))}, and torch.save writes no such file") from error
     except OldFormatError as error:
-        raise CheckpointError(
-            f"{os.fspath(where)} was not loaded: it is damaged, or it has the format of torch before 1.6, whose "
-            "loading could run code",
-            hint=f"{_DELETE_IT}; a file of your own can be loaded with torch.load, and saved again with torch.save",
+        raise refusal(
+            where,
+            "it is damaged, or it has the format of torch before 1.6, whose loading could run code",
+            "a file of your own can be loaded with torch.load, and saved again with torch.save",
         ) from error
     except Exception as error:  # hostile content may raise anything
         name = _NAME.search(str(error))
-        raise _refusal(where, name[1] if name else "") from error
+        raise _not_data(where, name[1] if name else "") from error
 
 
 def _classes() -> list[Any]:
@@ -306,7 +296,7 @@ def _classes() -> list[Any]:
     ]
 
 
-def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
+def _not_data(where: str | os.PathLike[str], name: str) -> CheckpointError:
     """The error for a file that was refused.
 
     Args:
@@ -315,10 +305,11 @@ def _refusal(where: str | os.PathLike[str], name: str) -> CheckpointError:
     """
     not_data = "it is damaged, or it contains objects of classes that Safepoint does not load"
     what = f"it names {printable(name)}" if name else not_data
-    return CheckpointError(
-        f"{os.fspath(where)} was not loaded: {what}, and loading it could run code",
-        hint=f"{_DELETE_IT}; if your script saves objects of its own classes, call "
-        "torch.serialization.add_safe_globals([CLASS]) in the script",
+    return refusal(
+        where,
+        f"{what}, and loading it could run code",
+        "if your script saves objects of its own classes, call torch.serialization.add_safe_globals([CLASS]) in the "
+        "script",
     )
 
 
@@ -348,15 +339,13 @@ class _Metadata(BoundedUnpickler):
         except (CheckpointError, OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything
-            raise _refusal(self._path, "") from error
+            raise _not_data(self._path, "") from error
         places: Any = getattr(loaded, "storage_data", None)
         for place in cast("dict[Any, Any]", places).values() if isinstance(places, dict) else ():
             _check_path(self._path, getattr(place, "relative_path", None))
             if getattr(place, "transform_descriptors", None):
                 # A few compressed bytes could expand until they fill the memory.
-                raise CheckpointError(
-                    f"{os.fspath(self._path)} was not loaded: it names compressed parts", hint=_DELETE_IT
-                )
+                raise refusal(self._path, "it names compressed parts")
         return loaded
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
@@ -364,7 +353,7 @@ class _Metadata(BoundedUnpickler):
         if module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
             found = getattr(torch, global_name)
         if found is None:
-            raise _refusal(self._path, f"{module_name}.{global_name}")
+            raise _not_data(self._path, f"{module_name}.{global_name}")
         return found
 
 

@@ -6,10 +6,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import ConflictError, UsageError
 from safepoint.foundation.units import plural
 from safepoint.training.compatibility.accelerate_releases import complete_fsdp
-from safepoint.training.state.temporary_attributes import temporarily
 
 _WHOLE = {"single", "ddp"}
 """Strategies that write the same files, so that each can read the other's checkpoints."""

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from safepoint.foundation.processes import is_seeing_all, kernel_lines
+from safepoint.foundation.processes import is_seeing_all, status_words
 from safepoint.transparent.criu.connections import copy_of
 
 _log = logging.getLogger("safepoint")
@@ -85,7 +85,7 @@ def _unguarded(why: str, start: Callable[[], Any]) -> Any:
 
 def _has_filter(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"Seccomp:\t0" not in kernel_lines(Path(f"/proc/{pid}/status"))
+        return status_words(Path(f"/proc/{pid}"), b"Seccomp:") != [b"0"]
     return False
 
 

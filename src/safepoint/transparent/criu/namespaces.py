@@ -5,31 +5,27 @@ namespace that a user or a container has made can have other files. In it, anoth
 machine.
 """
 
-import fcntl
 import os
 from pathlib import Path
 
 from safepoint.errors import FreezeError
-from safepoint.foundation.processes import kernel_lines, number_inside, user_of
+from safepoint.foundation.processes import is_of_own_namespace, number_inside, status_words, user_of
 
-_OWNER_OF_NAMESPACE = 0xB701
-"""NS_GET_USERNS, see ioctl_ns(2)."""
 _KINDS = ("pid", "mnt")
 
 
-def first_process_of(pid: int, proc: Path = Path("/proc")) -> int:
+def first_process_of(pid: int) -> int:
     """The first process of the PID namespace of a process. It belongs to this user, as CRIU does after a restore.
 
     Args:
         pid: a process in another PID namespace.
-        proc: where the proc file system is mounted.
 
     Raises:
         FreezeError: CRIU must not run there.
     """
     try:
-        first = _first_above(pid, proc)
-        if first is not None and user_of(first) == os.getuid() and _is_of_this_machine(proc / str(first), proc):
+        first = _first_above(pid)
+        if first is not None and user_of(first) == os.getuid() and _is_of_this_machine(Path(f"/proc/{first}")):
             return first
     except OSError:  # a process has ended
         pass
@@ -40,34 +36,19 @@ def first_process_of(pid: int, proc: Path = Path("/proc")) -> int:
     )
 
 
-def _first_above(pid: int, proc: Path) -> int | None:
+def _first_above(pid: int) -> int | None:
     """The nearest process above `pid` that is the first one of its PID namespace, which must be that of `pid`."""
-    namespace = os.stat(proc / str(pid) / "ns/pid")
+    namespace = os.stat(f"/proc/{pid}/ns/pid")
     while pid:
-        if not os.path.samestat(os.stat(proc / str(pid) / "ns/pid"), namespace):
+        if not os.path.samestat(os.stat(f"/proc/{pid}/ns/pid"), namespace):
             return None
         if number_inside(pid) == 1:
             return pid
-        pid = _parent_of(pid, proc)
+        pid = int(status_words(Path(f"/proc/{pid}"), b"PPid:")[0])
     return None
 
 
-def _parent_of(pid: int, proc: Path) -> int:
-    for line in kernel_lines(proc / str(pid) / "status"):
-        if line.startswith(b"PPid:"):
-            return int(line.split()[1])
-    return 0
-
-
-def _is_of_this_machine(process: Path, proc: Path) -> bool:
+def _is_of_this_machine(process: Path) -> bool:
     """Whether only root of this machine can have mounted anything there, and the root folder is the same as here."""
-    own = os.stat(proc / "self/ns/user")
-    for kind in _KINDS:
-        with open(process / "ns" / kind, "rb") as namespace:
-            owner = fcntl.ioctl(namespace, _OWNER_OF_NAMESPACE)
-        try:
-            if not os.path.samestat(os.fstat(owner), own):
-                return False
-        finally:
-            os.close(owner)
-    return os.path.samestat(os.stat(process / "root"), os.stat("/"))
+    are_own = all(is_of_own_namespace(process / "ns" / kind) for kind in _KINDS)
+    return are_own and os.path.samestat(os.stat(process / "root"), os.stat("/"))

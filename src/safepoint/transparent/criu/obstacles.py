@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError
-from safepoint.foundation.processes import kernel_lines
-from safepoint.transparent.criu.trees import name_of, open_files
+from safepoint.foundation.processes import kernel_lines, name_of
+from safepoint.transparent.criu.trees import open_files
 
 _OBSTACLES = (
     (
@@ -44,7 +44,7 @@ def refuse_obstacles(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
 _ESTABLISHED, _LISTENING = b"01", b"0A"
 
 
-def refuse_connecting(pids: Collection[int], proc: Path = Path("/proc")) -> None:
+def refuse_connecting(pids: Collection[int]) -> None:
     """Check that no process waits until another of these processes accepts its TCP connection.
 
     CRIU leaves out connections that were not accepted yet. If the other end is a different program, this is not an
@@ -53,16 +53,15 @@ def refuse_connecting(pids: Collection[int], proc: Path = Path("/proc")) -> None
 
     Args:
         pids: the processes, which are stopped.
-        proc: where the proc file system is mounted.
 
     Raises:
         FreezeError: a process waits, and would lose its connection.
     """
-    own = {target[8:-1].encode() for pid in pids for target in open_files(pid, proc) if target.startswith("socket:[")}
+    own = {target[8:-1].encode() for pid in pids for target in open_files(pid) if target.startswith("socket:[")}
     listening: set[bytes] = set()
     waiting: set[tuple[bytes, bytes]] = set()
     connected: set[tuple[bytes, bytes]] = set()
-    for table in {proc / str(pid) / "net" / name for pid in list(pids)[:1] for name in ("tcp", "tcp6")}:
+    for table in {Path(f"/proc/{pid}/net/{name}") for pid in list(pids)[:1] for name in ("tcp", "tcp6")}:
         with contextlib.suppress(OSError):
             for fields in map(bytes.split, kernel_lines(table)[1:]):
                 if len(fields) < 10:

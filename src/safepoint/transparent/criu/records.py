@@ -1,23 +1,15 @@
 """Reads records of CRIU's images: the files and sockets that processes have, and the users of processes.
 
-A file has two magic numbers and records. Each record is its length, 4 bytes, and a protobuf message. The field
-numbers are those of CRIU 4.2 (`images/*.proto`).
+The field numbers are those of CRIU 4.2 (`images/*.proto`).
 """
 
 import os
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 from safepoint.errors import ImageError
 from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.transparent.pages.protobuf import Fields, fields_of, records_in
 
-_MAGIC_BYTES = 8
-_LENGTH = struct.Struct("<I")
-_NUMBER, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
-"""The kinds of fields in protobuf."""
-_FIXED = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
-_MOST_VARINT_BYTES = 10
 _REGULAR, _ID, _NAME = 3, 1, 6
 """`file_entry.reg`, `reg_file_entry.id` and `reg_file_entry.name`."""
 _SOCKET, _ADDRESS, _FOLDER = 16, 11, 14
@@ -31,8 +23,6 @@ _THREAD, _CREDENTIALS, _USERS = 5, 10, (1, 3, 5, 7)
 
 The fields between them are groups.
 """
-
-Fields = dict[int, list[int | bytes]]
 
 
 def open_paths(folder: Path) -> list[str]:
@@ -108,53 +98,9 @@ def _messages(path: Path) -> list[Fields]:
     except FileNotFoundError:
         return []
     try:
-        return [_fields(record) for record in _records(data)]
+        return [fields_of(record) for record in records_in(data)]
     except ValueError as error:
         raise ImageError(f"CRIU's {path.name} cannot be read: {error}; nothing was restored") from error
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    position = _MAGIC_BYTES
-    while position < len(data):
-        if position + _LENGTH.size > len(data):
-            raise ValueError("it is cut off")
-        (length,) = _LENGTH.unpack_from(data, position)
-        begin = position + _LENGTH.size
-        position = begin + length
-        if position > len(data):
-            raise ValueError("it is cut off")
-        yield data[begin:position]
-
-
-def _fields(record: bytes) -> Fields:
-    found: Fields = {}
-    position = 0
-    while position < len(record):
-        key, position = _varint(record, position)
-        kind = key & 7
-        if kind == _NUMBER:
-            value, position = _varint(record, position)
-        else:
-            if kind == _BYTES:
-                length, position = _varint(record, position)
-            elif kind in _FIXED:
-                length = _FIXED[kind]
-            else:
-                raise ValueError(f"field {key >> 3} has the unknown kind {kind}")
-            value, position = record[position : position + length], position + length
-            if position > len(record):
-                raise ValueError("a field is cut off")
-        found.setdefault(key >> 3, []).append(value)
-    return found
-
-
-def _varint(record: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift, byte in enumerate(record[position : position + _MOST_VARINT_BYTES]):
-        value |= (byte & 0x7F) << 7 * shift
-        if byte < 0x80:
-            return value, position + shift + 1
-    raise ValueError("a number is cut off or too large")
 
 
 def _parsed(value: int | bytes) -> Fields:
@@ -164,7 +110,7 @@ def _parsed(value: int | bytes) -> Fields:
         ImageError: it is malformed.
     """
     try:
-        return _fields(_as_bytes(value))
+        return fields_of(_as_bytes(value))
     except ValueError as error:
         raise ImageError(f"CRIU's files cannot be read: {error}; nothing was restored") from error
 

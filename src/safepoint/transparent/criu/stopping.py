@@ -12,11 +12,12 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError
 from safepoint.foundation import clock
-from safepoint.transparent.criu.trees import children_of, held, name_of, send
+from safepoint.foundation.processes import STOPPED, children_of, name_of, run_state
+from safepoint.transparent.criu.trees import held, send
 
 _WITHIN_S = 10.0
 _LOOK_S = 0.002
-_AT_REST = frozenset("TtZX")
+_AT_REST = STOPPED | {"Z", "X"}
 """The states in /proc of a thread that does not run: stopped, traced, or ended."""
 
 
@@ -26,7 +27,6 @@ def stopped_trees(
     *,
     stopping: Callable[[int], None],
     within_s: float = _WITHIN_S,
-    proc: Path = Path("/proc"),
 ) -> Generator[dict[int, int]]:
     """Stop all processes of trees, and yield when every thread of them is stopped. They stay stopped at the end.
 
@@ -34,7 +34,6 @@ def stopped_trees(
         roots: the root processes.
         stopping: called with each process before it is stopped, so that a guard can let it run on.
         within_s: how long to wait.
-        proc: where the proc file system is mounted.
 
     Yields:
         All processes of the trees, parents first, each with a pidfd for `send`. The pidfd was opened before the
@@ -54,25 +53,23 @@ def stopped_trees(
                     for held_process in stack.enter_context(held([pid])):
                         # If the process is still a child of its parent, which is stopped, no other process has its
                         # number.
-                        if parent is None or pid in (children_of(parent, proc) or ()):
+                        if parent is None or pid in (children_of(parent) or ()):
                             stopping(pid)
                             stopped[pid] = held_process
                             send(signal.SIGSTOP, [held_process])
                 while (
-                    moving := [pid for pid, _ in pending if pid in stopped and not _is_at_rest(pid, proc)]
+                    moving := [pid for pid, _ in pending if pid in stopped and not _is_at_rest(pid)]
                 ) and clock.monotonic_s() < deadline_s:
                     clock.sleep(_LOOK_S)
                 # A process that starts a program stops only after the new process has executed the program. So no
                 # process is stopped before its parent has stopped. A stopped process starts no further ones.
-                pending = [
-                    (new, pid) for pid in stopped for new in children_of(pid, proc) or () if new not in stopped
-                ]
+                pending = [(new, pid) for pid in stopped for new in children_of(pid) or () if new not in stopped]
         except BaseException:
             send(signal.SIGCONT, stopped.values())
             raise
         if moving:
             send(signal.SIGCONT, stopped.values())
-            names = ", ".join(f"{pid} ({name_of(pid, proc)})" for pid in moving[:3])
+            names = ", ".join(f"{pid} ({name_of(pid)})" for pid in moving[:3])
             raise FreezeError(
                 f"process {names} did not stop within {within_s:.0f} s; the processes run on, and no image was made",
                 hint="it may wait for a file server or a device; try again later",
@@ -80,31 +77,23 @@ def stopped_trees(
         yield stopped
 
 
-def refuse_stopped(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
+def refuse_stopped(pids: Iterable[int]) -> None:
     """Check that no process is stopped already.
 
     Raises:
         FreezeError: a process is stopped already, and would run after the freeze.
     """
     for pid in pids:
-        if _state(proc / str(pid)) in {"T", "t"}:
+        if run_state(Path(f"/proc/{pid}")) in STOPPED:
             raise FreezeError(
-                f"process {pid} ({name_of(pid, proc)}) is stopped, or a debugger traces it; nothing was frozen",
+                f"process {pid} ({name_of(pid)}) is stopped, or a debugger traces it; nothing was frozen",
                 hint=f"end the debugger, or let the process run on: kill -CONT {pid}",
             )
 
 
-def _is_at_rest(pid: int, proc: Path) -> bool:
+def _is_at_rest(pid: int) -> bool:
     """Whether no thread of the process runs. True if the process has ended."""
-    threads = proc / str(pid) / "task"
+    threads = Path(f"/proc/{pid}/task")
     with contextlib.suppress(OSError):
-        return all(_state(threads / name) in _AT_REST for name in os.listdir(threads))
+        return all(run_state(threads / name) in _AT_REST for name in os.listdir(threads))
     return True
-
-
-def _state(folder: Path) -> str:
-    """The state of a process or a thread; X if it has ended."""
-    with contextlib.suppress(OSError, IndexError):
-        # The state follows the name, which may contain anything, in brackets.
-        return (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()[0].decode()
-    return "X"

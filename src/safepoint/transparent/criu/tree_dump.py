@@ -19,11 +19,11 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.foundation import clock
-from safepoint.foundation.processes import identify, number_inside
+from safepoint.foundation.processes import identify, number_inside, tree_of
 from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.namespaces import first_process_of
 from safepoint.transparent.criu.program import Criu, failure
-from safepoint.transparent.criu.trees import awaited_lock, held, kill, processes_of
+from safepoint.transparent.criu.trees import awaited_lock, held, kill
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
 _LOOK_S = 0.005
@@ -68,7 +68,7 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
         _require("nsenter", what="a freeze")
         inside = ["nsenter", f"--target={first_process_of(pid)}", "--pid", "--mount"]
     tree = ["--tree", str(number if inside else pid)]
-    pids = processes_of(pid)
+    pids = tree_of(pid)
     criu.run("dump", [*tree, *arguments], folder=folder, log=log, pids=pids, started=started, inside=inside)
 
 
@@ -138,7 +138,7 @@ class TreeRestore:
             self._look()
         if not self._in_namespace:
             return Restored(pid=self._gate.restored() or 0, in_namespace=False)
-        tree = processes_of(self._process.pid)
+        tree = tree_of(self._process.pid)
         if len(tree) < 3:  # `unshare`, CRIU, and the root of the tree
             raise FreezeError("the restored processes ended at once", hint="look into the output of the program")
         return Restored(pid=tree[2], in_namespace=True)
@@ -168,7 +168,7 @@ class TreeRestore:
         if now_s < self._look_at_locks_s:
             return
         self._look_at_locks_s = now_s + _LOOK_AT_LOCKS_S
-        path = awaited_lock(processes_of(self._process.pid))
+        path = awaited_lock(tree_of(self._process.pid))
         if path is None:
             self._locked_s = None
             return

@@ -1,4 +1,4 @@
-"""Process trees: which processes belong to one, what they have open and in memory, and how they are ended."""
+"""Processes of a tree: what they have open and in memory, and how they are ended."""
 
 import contextlib
 import os
@@ -11,45 +11,8 @@ from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.processes import kernel_lines, place_of
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENDED_S = 5.0
 """How long killed processes may take to end, which includes that the kernel frees their memory."""
-
-
-def processes_of(root: int, proc: Path = Path("/proc")) -> list[int]:
-    """The processes of the tree of `root`, parents first; empty if `root` does not exist.
-
-    Args:
-        root: the number of the root process.
-        proc: where the proc file system is mounted.
-    """
-    found: list[int] = []
-    pending = [root]
-    while pending:
-        pid = pending.pop(0)
-        children = children_of(pid, proc)
-        if children is not None:
-            found.append(pid)
-            pending += children
-    return found
-
-
-def children_of(pid: int, proc: Path = Path("/proc")) -> list[int] | None:
-    """The processes that a process has started; None if it does not exist.
-
-    Args:
-        pid: the number of the process.
-        proc: where the proc file system is mounted.
-    """
-    found: list[int] = []
-    try:
-        tasks = list((proc / str(pid) / "task").iterdir())
-    except OSError:
-        return None
-    for task in tasks:
-        with contextlib.suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
-    return found
 
 
 def open_files(pid: int, proc: Path = Path("/proc")) -> list[str]:
@@ -68,7 +31,16 @@ def open_files(pid: int, proc: Path = Path("/proc")) -> list[str]:
     return found
 
 
-def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
+def environment_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """The environment with which a process was started; empty if it has ended."""
+    try:
+        text = os.fsdecode((proc / str(pid) / "environ").read_bytes())
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
     """The memory of processes, in bytes: an upper limit for what CRIU writes.
 
     Shared memory is counted once for each process.
@@ -76,39 +48,26 @@ def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
-            lines = kernel_lines(proc / str(pid) / "status")
+            lines = kernel_lines(Path(f"/proc/{pid}/status"))
             total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith((b"VmRSS:", b"VmSwap:")))
     return total
 
 
-def name_of(pid: int, proc: Path = Path("/proc")) -> str:
-    """The name of a process, such as `python3`, with escapes for control characters; `?` if it has ended."""
-    try:
-        return printable((proc / str(pid) / "comm").read_text(errors="replace").strip()) or "?"
-    except OSError:
-        return "?"
-
-
-def awaited_lock(pids: Iterable[int], proc: Path = Path("/proc")) -> str | None:
-    """The file for whose lock one of the processes waits, because another program holds it; None if none waits.
-
-    Args:
-        pids: the processes.
-        proc: where the proc file system is mounted.
-    """
+def awaited_lock(pids: Iterable[int]) -> str | None:
+    """The file for whose lock one of the processes waits, because another program holds it; None if none waits."""
     own = set(pids)
     with contextlib.suppress(OSError):
-        for line in kernel_lines(proc / "locks"):
+        for line in kernel_lines(Path("/proc/locks")):
             # `1: -> FLOCK ADVISORY WRITE 4711 fe:00:815 0 EOF`; without the arrow, the process has the lock.
             fields = line.split()
             if len(fields) > 6 and fields[1] == b"->" and int(fields[5]) in own:
-                return _path_of(int(fields[5]), fields[6].decode(), proc)
+                return _path_of(int(fields[5]), fields[6].decode())
     return None
 
 
-def _path_of(pid: int, place: str, proc: Path) -> str:
+def _path_of(pid: int, place: str) -> str:
     """The path of a file that a process has open, from its device and number as the kernel lists them."""
-    folder = proc / str(pid) / "fd"
+    folder = Path(f"/proc/{pid}/fd")
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safepoint.foundation import clock
-from safepoint.foundation.processes import ProcessId, identify
+from safepoint.foundation.processes import STOPPED, ProcessId, identify, run_state
 from safepoint.transparent.cuda.driver import CudaDriver, find_driver
 from safepoint.transparent.cuda.resuming import resume
 
@@ -63,20 +63,13 @@ def bring_back(driver: CudaDriver, pids: Iterable[int], gpus: Mapping[str, str])
         waiting = [process for process in waiting if process.is_alive]
         if not waiting:
             return
-        if any(map(_is_stopped, waiting)):
+        if any(run_state(Path(f"/proc/{process.pid}")) in STOPPED for process in waiting):
             clock.sleep(_LOOK_S)
             continue
         failed = resume(driver, [process.pid for process in waiting], gpus)
         waiting = [process for process in waiting if process.pid in failed]
         if waiting:
             clock.sleep(_AGAIN_S)
-
-
-def _is_stopped(process: ProcessId) -> bool:
-    try:
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
-    except (OSError, IndexError):
-        return False
 
 
 def main() -> None:

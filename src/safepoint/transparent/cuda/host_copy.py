@@ -10,9 +10,9 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError
 from safepoint.foundation import clock
+from safepoint.foundation.processes import name_of
 from safepoint.foundation.units import format_bytes
 from safepoint.snapshot.memory import host_memory
-from safepoint.transparent.criu.trees import name_of
 from safepoint.transparent.cuda.driver import CudaDriver, CudaState, DriverError, find_driver
 from safepoint.transparent.cuda.gpus import gpu_uuids, places_for, used_bytes
 from safepoint.transparent.cuda.guard import CudaGuard

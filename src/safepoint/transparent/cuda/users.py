@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError
-from safepoint.transparent.criu.trees import name_of, open_files
+from safepoint.foundation.processes import name_of
+from safepoint.transparent.criu.trees import environment_of, open_files
 
 NCCL_SETTINGS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"}
 """Without these settings, NCCL maps the memory of other processes and GPUs, which the driver cannot copy."""
@@ -38,7 +39,7 @@ def refuse_unfit_nccl(pids: list[int], proc: Path = Path("/proc")) -> None:
     if len(connected) < 2:
         return
     for pid in connected:
-        environment = _environment(pid, proc)
+        environment = environment_of(pid, proc)
         missing = [f"{name}={value}" for name, value in NCCL_SETTINGS.items() if environment.get(name) != value]
         if missing:
             raise FreezeError(
@@ -55,12 +56,3 @@ def _has_nccl(pid: int, proc: Path) -> bool:
                 if (task / "comm").read_text(errors="replace").startswith(_NCCL_THREADS):
                     return True
     return False
-
-
-def _environment(pid: int, proc: Path) -> dict[str, str]:
-    """The environment with which the process was started."""
-    try:
-        text = (proc / str(pid) / "environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)

@@ -242,13 +242,13 @@ class Claim:
         self._mark = dataclasses.replace(mark, modified_s=modified_s)
 
     @classmethod
-    def take(cls, store: Store, number: int, *, condition: Condition = ABSENT) -> "Claim":
+    def take(cls, store: Store, number: int) -> "Claim":
         """Claim a number.
 
         Raises:
             ConditionError: another process has claimed the number.
         """
-        return cls(store, number, Mark(), condition)
+        return cls(store, number, Mark(), ABSENT)
 
     @classmethod
     def take_over(cls, store: Store, number: int, found: StoredObject) -> "Claim":

@@ -95,7 +95,7 @@ def copy(
 
 def _copy_file(source: Path, target: Path, entry: FileEntry, progress: Progress | None) -> None:
     digester = FileDigester()
-    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = no_links.create_file(target, 0o600)
     with os.fdopen(descriptor, "wb") as copied, open_regular(source) as file:
         while piece := file.read(_CHUNK_BYTES):
             copied.write(piece)

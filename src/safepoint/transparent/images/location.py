@@ -252,12 +252,16 @@ class ImageLocation:
         """
         control = self.folder / _CONTROL
         try:
+            no_links.make_folders(self.folder)
             no_links.make_folders(control, _PRIVATE)
+            _check_private(self.folder)
+            _check_private(control)
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
-        _check_private(self.folder)
-        _check_private(control)
+            raise self._unusable(error) from error
         return control
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done")
 
     def check_private(self, manifest: ImageManifest) -> None:
         """Check that no other user can have written an image or one of the images that it needs.
@@ -316,12 +320,8 @@ class ImageLocation:
             StorageError: the folder cannot be written to.
             UsageError: others may write to the folder.
         """
-        control = self.folder / _CONTROL
+        control = self.control_folder()
         try:
-            no_links.make_folders(self.folder)
-            no_links.make_folders(control, _PRIVATE)
-            _check_private(self.folder)
-            _check_private(control)
             lock = FolderLock.acquire(control / "lock", {"pid": os.getpid()})
         except BlockingIOError as error:
             raise ConflictError(
@@ -329,7 +329,7 @@ class ImageLocation:
                 hint="wait for it, or name another folder",
             ) from error
         except OSError as error:
-            raise StorageError(f"{self.folder} cannot be written to: {error.strerror}; nothing was done") from error
+            raise self._unusable(error) from error
         try:
             if lock is not None:  # a process that has ended has left these files
                 files.delete_entries(self.folder, no_links.CONTROL, "images", pattern="work-*")

@@ -93,7 +93,7 @@ def materialise(
                     _copy(source, target / entry.path, entry)
         for (part, file), (table, files) in zip(image.tables, image.page_files(), strict=True):
             path = target / part_name(part) / f"pages-{file}.img"
-            descriptor = no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+            descriptor = no_links.create_file(path, _MODE)
             try:
                 restore_pages(table, files, descriptor, progress=progress)
             finally:
@@ -217,7 +217,7 @@ def _copy(source: ProtectedFile, target: Path, entry: FileEntry) -> None:
     if source.stored_bytes != entry.size_bytes:
         raise _altered(entry.path)
     digester = FileDigester()
-    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    descriptor = no_links.create_file(target, _MODE)
     with os.fdopen(descriptor, "wb") as copy:
         for offset in range(0, source.size_bytes, _CHUNK_BYTES):
             piece = source.read(offset, min(_CHUNK_BYTES, source.size_bytes - offset))

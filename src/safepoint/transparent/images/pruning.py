@@ -84,7 +84,7 @@ def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
         Candidate(
             step=manifest.number,
             run_id=_key_of(manifest),
-            created_s=_created_s(manifest),
+            created_s=clock.parse_utc_or_inf(manifest.created),
             is_valid=not location.faults(manifest),
             is_in_use=location.is_in_use(name),
         )
@@ -112,10 +112,3 @@ def _plan(location: ImageLocation, policies: Sequence[Policy]) -> Pruned:
 
 def _key_of(manifest: ImageManifest) -> str:
     return "" if manifest.protection is None else manifest.protection.key_id
-
-
-def _created_s(manifest: ImageManifest) -> float:
-    try:
-        return clock.parse_utc(manifest.created)
-    except (ValueError, OverflowError):
-        return float("inf")

@@ -208,7 +208,7 @@ def _read_pagemaps(folder: Path) -> dict[int, int]:
 
 
 def _copy(source: Path, target: Path, protection: FileProtection | None) -> FileDigest:
-    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    descriptor = no_links.create_file(target, _MODE)
     with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
         if os.fstat(file.fileno()).st_size > _MOST_COPIED_BYTES:
             raise ImageError(f"CRIU's {source.name} has more than {_MOST_COPIED_BYTES} bytes; the image was not kept")

@@ -3,8 +3,8 @@
 Promises: a pagemap that this module accepts has ascending addresses that do not overlap, and states the exact number
 of pages in its pages file. Anything else is refused, before CRIU sees it.
 
-A file is a magic number and records. Each record is its length, 4 bytes, and a protobuf message: first
-`pagemap_head`, then a `pagemap_entry` for each range of addresses (`images/pagemap.proto` of CRIU 4.2).
+The records of a file (see `protobuf`) are a `pagemap_head`, then a `pagemap_entry` for each range of addresses
+(`images/pagemap.proto` of CRIU 4.2).
 """
 
 import struct
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from safepoint.errors import ImageError
 from safepoint.transparent.pages.layout import MOST_PAGES, PAGE_BYTES
+from safepoint.transparent.pages.protobuf import fields_of, records_in
 
 MAGIC = struct.pack("<II", 0x54564319, 0x56084025)
 """The magic number of all CRIU images, then that of pagemaps."""
@@ -20,10 +21,8 @@ MOST_BYTES = 64 << 20
 """The largest pagemap that is read: about 3 million ranges of addresses."""
 PARENT, LAZY, PRESENT = 1, 2, 4
 """The flags of an entry: the pages are in another image; they may be sent later; they are in the pages file."""
-_LENGTH = struct.Struct("<I")
 _MOST_RECORD_BYTES = 64
 _MOST_ADDRESS = 1 << 57
-_MOST_VARINT_BYTES = 10
 _PAGES_ID, _ADDRESS, _OLD_NUM_PAGES, _OLD_PARENT, _FLAGS, _NUM_PAGES = 1, 1, 2, 3, 4, 5
 
 
@@ -76,7 +75,7 @@ def read_pagemap(data: bytes, name: str) -> Pagemap:
 
 
 def _pages_id(head: bytes) -> int:
-    fields = _fields(head)
+    fields = _numbers(head)
     if _PAGES_ID not in fields:
         raise ValueError("it does not name its pages file")
     return fields[_PAGES_ID]
@@ -85,7 +84,7 @@ def _pages_id(head: bytes) -> int:
 def _ranges(records: Iterator[bytes]) -> Iterator[AddressRange]:
     end = num_pages = 0
     for record in records:
-        fields = _fields(record)
+        fields = _numbers(record)
         one = AddressRange(
             address=fields.get(_ADDRESS, -1), num_pages=fields.get(_NUM_PAGES, 0) or fields.get(_OLD_NUM_PAGES, 0)
         )
@@ -105,38 +104,16 @@ def _records(data: bytes) -> Iterator[bytes]:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
     if data[: len(MAGIC)] != MAGIC:
         raise ValueError("it has another magic number")
-    position = len(MAGIC)
-    while position < len(data):
-        begin = position + _LENGTH.size
-        if begin > len(data):
-            raise ValueError("it is cut off")
-        (length,) = _LENGTH.unpack_from(data, position)
-        position = begin + length
-        if length > _MOST_RECORD_BYTES or position > len(data):
-            raise ValueError("a record is longer than a record can be")
-        yield data[begin:position]
+    return records_in(data, most_bytes=_MOST_RECORD_BYTES)
 
 
-def _fields(record: bytes) -> dict[int, int]:
-    """The numbers of a protobuf message. All fields of the two messages are numbers, each at most once."""
-    fields: dict[int, int] = {}
-    position = 0
-    while position < len(record):
-        key, position = _varint(record, position)
-        if key & 7:
-            raise ValueError(f"field {key >> 3} is not a number")
-        if key >> 3 in fields:
-            raise ValueError(f"field {key >> 3} occurs twice")
-        fields[key >> 3], position = _varint(record, position)
-    return fields
-
-
-def _varint(record: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift, byte in enumerate(record[position : position + _MOST_VARINT_BYTES]):
-        value |= (byte & 0x7F) << 7 * shift
-        if byte < 0x80:
-            if value >= 1 << 64:
-                break
-            return value, position + shift + 1
-    raise ValueError("a number is cut off or too large")
+def _numbers(record: bytes) -> dict[int, int]:
+    """The fields of a message. All fields of the two messages are numbers, each at most once."""
+    found: dict[int, int] = {}
+    for number, (value, *others) in fields_of(record).items():
+        if not isinstance(value, int):
+            raise ValueError(f"field {number} is not a number")  # noqa: TRY004  the data is invalid, not the call
+        if others:
+            raise ValueError(f"field {number} occurs twice")
+        found[number] = value
+    return found

@@ -158,7 +158,7 @@ def write_pages(
 
 @contextlib.contextmanager
 def _created(path: Path) -> Generator[BinaryIO]:
-    with os.fdopen(no_links.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE), "wb") as file:
+    with os.fdopen(no_links.create_file(path, _MODE), "wb") as file:
         yield file
 
 

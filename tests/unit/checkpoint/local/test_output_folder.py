@@ -85,7 +85,7 @@ def test_cleaning_keeps_what_runs_need(tmp_path: Path) -> None:
     output.clean()
     assert not (output.work / "dead").exists()
     assert {path.name for path in output.control.iterdir()} == {"work", "trash", "events.jsonl", "attempt.json"}
-    assert output.committed() == [folder]
+    assert [path for path, _ in output.manifests()] == [folder]
 
 
 def test_a_linked_checkpoint_is_not_counted(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_a_linked_checkpoint_is_not_counted(tmp_path: Path) -> None:
     elsewhere = commit(prepared(tmp_path / "other"), 9)
     (output.root / "checkpoint-9").symlink_to(elsewhere)
     folder = commit(output, 4)
-    assert output.committed() == [folder]
+    assert [path for path, _ in output.manifests()] == [folder]

@@ -352,7 +352,7 @@ def test_a_file_that_cannot_be_read_is_not_said_to_be_invalid(tmp_path: Path) ->
 def test_a_header_is_refused_for_the_right_reason(
     claimed: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(difference, "_MAX_HEADER_BYTES", 50)
+    monkeypatch.setattr(difference, "MAX_HEADER_BYTES", 50)
     output = prepared(tmp_path / "out")
     for step in (10, 20):
         commit(output, step, {0: {"model.safetensors": claimed.to_bytes(8, "little") + bytes([step]) * 92}})

@@ -24,7 +24,7 @@ def test_a_device_or_a_connection_is_noticed(target: str, reason: str, monkeypat
     monkeypatch.setattr(fitness, "_descriptors", lambda: {0: "/dev/null"})
     # The process of the tests may have all of these.
     monkeypatch.setattr(fitness, "_thread_names", list)
-    monkeypatch.setattr(fitness, "_children", list)
+    monkeypatch.setattr(fitness, "children_of", lambda _: [])
     monkeypatch.setattr(fitness, "_start_method", lambda: None)
     one = Fitness(3)
     monkeypatch.setattr(fitness, "_descriptors", lambda: {0: "/dev/null", 3: "socket:[9]", 9: target})

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import FreezeError, UnsupportedError
+from safepoint.foundation.processes import name_of, tree_of
 from safepoint.transparent.criu.messages import explain
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import find_criu
-from safepoint.transparent.criu.trees import held, kill, name_of, processes_of, resident_bytes
+from safepoint.transparent.criu.trees import held, kill, resident_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ def test_a_tree_is_found_with_its_memory() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        while len(tree := processes_of(process.pid)) < 2 or name_of(tree[1]) != "sleep":
+        while len(tree := tree_of(process.pid)) < 2 or name_of(tree[1]) != "sleep":
             pass
         try:
             assert tree[0] == process.pid
@@ -117,7 +118,7 @@ def test_a_tree_is_found_with_its_memory() -> None:
         finally:
             for pid in reversed(tree):
                 os.kill(pid, 9)
-    assert processes_of(process.pid) == []
+    assert tree_of(process.pid) == []
     assert name_of(process.pid) == "?"
 
 

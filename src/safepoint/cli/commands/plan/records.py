@@ -18,6 +18,7 @@ from safepoint.errors import SafepointError, UsageError
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import Job, JobPlace
+from safepoint.planning.architectures.headers import MAX_CONFIG_BYTES
 from safepoint.planning.inputs import (
     Given,
     find_model,
@@ -29,8 +30,6 @@ from safepoint.planning.inputs import (
 )
 from safepoint.planning.model import ModelShape, of_config, read_model
 from safepoint.settings.run_settings import RunSettings
-
-_MAX_CONFIG_BYTES = 4 << 20
 
 
 def read_for(
@@ -195,11 +194,11 @@ def _of_checkpoint(given: Given, model: ModelShape | None, inventory: Inventory)
     shown = given_by_files(sizes, source=f"{given.source} and its {item.name}")
 
     def read(path: str) -> Mapping[str, Any] | None:
-        if sizes.get(path, _MAX_CONFIG_BYTES) >= _MAX_CONFIG_BYTES:
+        if sizes.get(path, MAX_CONFIG_BYTES) >= MAX_CONFIG_BYTES:
             return None
-        data = bytes(inventory.store.read(f"{item.name}/{path}", most_bytes=_MAX_CONFIG_BYTES))
+        data = bytes(inventory.store.read(f"{item.name}/{path}", most_bytes=MAX_CONFIG_BYTES))
         try:
-            return parse_object(data, max_bytes=_MAX_CONFIG_BYTES, constant=float)
+            return parse_object(data, max_bytes=MAX_CONFIG_BYTES, constant=float)
         except ValueError as error:
             raise UsageError(f"{path} of {item.where} is damaged: {error}") from error
 

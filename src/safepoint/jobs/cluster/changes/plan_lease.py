@@ -35,7 +35,7 @@ def is_held(plan: Plan, now_s: float) -> bool:
 
 def _holder(document: Object, now_s: float) -> str | None:
     """The holder of the lease; None if the lease is not valid now. Another person may have changed it."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError, OverflowError):
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
         found: Any = json.loads(texts(document, "metadata", "annotations").get(LEASE, ""))
         if abs(now_s - clock.parse_utc(at(found, "renewed"))) < _LASTS_S:
             return str(at(found, "holder"))

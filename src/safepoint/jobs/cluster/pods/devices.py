@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from safepoint.foundation.quantities import parse_count
-from safepoint.jobs.cluster.objects import Object, at, items, texts
-from safepoint.jobs.cluster.pods.pod_fields import NODE, training_pods
+from safepoint.jobs.cluster.objects import Object, at, texts
+from safepoint.jobs.cluster.pods.pod_fields import node_container, training_pods
 
 _MOST = 1 << 20
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi")
@@ -19,9 +19,8 @@ def devices_of(trainer: Any, pods: Sequence[Object]) -> tuple[int | None, int | 
         trainer: the part `spec.trainer` of the TrainJob, which may state the resources.
         pods: the pods of the job. They have the resources of the runtime if the TrainJob states none.
     """
-    containers = [one for pod in training_pods(pods)[:1] for one in items(pod, "spec", "containers")]
     found = [at(trainer, "resourcesPerNode")]
-    found += [at(one, "resources") for one in containers if at(one, "name") == NODE]
+    found += [at(node_container(pod), "resources") for pod in training_pods(pods)[:1]]
     stated = [{**texts(one, "requests"), **texts(one, "limits")} for one in found]
     none: dict[str, str] = {}
     chosen = next(filter(None, stated), none)

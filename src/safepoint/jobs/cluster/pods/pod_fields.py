@@ -30,7 +30,18 @@ def is_training_pod(pod: Object) -> bool:
     part = texts(pod, "metadata", "labels").get(PART_LABEL, NODE)
     if part == NODE:
         return True
-    return part not in INITIALIZERS and any(at(one, "name") == NODE for one in items(pod, "spec", "containers"))
+    return part not in INITIALIZERS and node_container(pod) is not None
+
+
+def node_container(pod: Object) -> Any:
+    """The specification of the pod's container that trains; None if it has none."""
+    return next((one for one in items(pod, "spec", "containers") if at(one, "name") == NODE), None)
+
+
+def variable_of(pod: Object, name: str) -> str | None:
+    """The value of a variable in the pod's containers; None if no container has it."""
+    entries = [entry for container in items(pod, "spec", "containers") for entry in items(container, "env")]
+    return next((str(at(entry, "value") or "") for entry in entries if at(entry, "name") == name), None)
 
 
 def training_pods(pods: Iterable[Object]) -> list[Object]:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from safepoint.jobs.cluster.objects import Object, at, items, name_of
+from safepoint.jobs.cluster.objects import Object, at, name_of
 from safepoint.jobs.cluster.pods.pod_fields import (
-    NODE,
     container_state,
     how_ended,
     is_leaving,
+    node_container,
     node_of,
     num_restarts,
 )
@@ -40,7 +40,6 @@ class PodSummary:
 
 def summary_of(pod: Object) -> PodSummary:
     """What pages show of a pod."""
-    container = next((one for one in items(pod, "spec", "containers") if at(one, "name") == NODE), None)
     return PodSummary(
         name=name_of(pod),
         node=node_of(pod),
@@ -48,7 +47,7 @@ def summary_of(pod: Object) -> PodSummary:
         machine=str(at(pod, "spec", "nodeName") or ""),
         restarts=num_restarts(pod),
         reason=_reason(pod)[:_MOST_REASON],
-        memory=str(at(container, "resources", "limits", "memory") or ""),
+        memory=str(at(node_container(pod), "resources", "limits", "memory") or ""),
     )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from safepoint.errors import NotFoundError, UsageError
-from safepoint.jobs.cluster.objects import Object, at, items
-from safepoint.jobs.cluster.pods.pod_fields import training_pods
+from safepoint.jobs.cluster.objects import Object, at
+from safepoint.jobs.cluster.pods.pod_fields import training_pods, variable_of
 
 
 def place_of_rank(
@@ -38,13 +38,7 @@ def place_of_rank(
 
 def num_ranks_per_node(trainjob: Object, pods: Sequence[Object], *, recorded: int | None) -> int | None:
     """How many ranks each pod has; None if the runtime or the program decides this."""
-    entries = [
-        entry
-        for pod in training_pods(pods)[:1]
-        for container in items(pod, "spec", "containers")
-        for entry in items(container, "env")
-    ]
-    from_pod = [str(at(entry, "value")) for entry in entries if at(entry, "name") == "PET_NPROC_PER_NODE"]
+    from_pod = [variable_of(pod, "PET_NPROC_PER_NODE") for pod in training_pods(pods)[:1]]
     for found in (at(trainjob, "spec", "trainer", "numProcPerNode"), recorded, *from_pod):
         text = str(found)
         if text.isdecimal() and 0 < len(text) < 6 and int(text) > 0:

@@ -20,6 +20,7 @@ from typing import Any
 
 from safepoint.errors import ExitCode, SafepointError, StorageError, UnsupportedError, UsageError, printable
 from safepoint.foundation import clock, files
+from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import format_bytes
 from safepoint.foundation.volumes.needed import shortage
 from safepoint.jobs.model.inputs import HUB, STORE, Input
@@ -111,7 +112,7 @@ def _fetch_object(store: Store, item: StoredObject, working: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Read-only, because several jobs may use the same files.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o400)
+        descriptor = no_links.create_file(path, 0o400)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise StorageError(f"{printable(item.key)} is both an object and a folder of objects") from error
     with os.fdopen(descriptor, "wb") as file:

@@ -4,7 +4,6 @@ Restored processes may be alive but wait for ever. So only progress counts. The 
 the job before the freeze.
 """
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -73,7 +72,5 @@ def _processor_time_of(folder: Path) -> float:
     """The processor time of all processes of a job, in seconds."""
     ticks = 0
     for pid in processes.processes_of(folder):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
-            ticks += int(fields[11]) + int(fields[12])
+        ticks += sum(map(int, processes.stat_fields(Path(f"/proc/{pid}"))[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")

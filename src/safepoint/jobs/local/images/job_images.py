@@ -24,7 +24,6 @@ from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
 from safepoint.transparent.criu.program import Criu, find_criu
-from safepoint.transparent.criu.trees import name_of, processes_of
 from safepoint.transparent.images.manifest import number_of
 
 if TYPE_CHECKING:
@@ -256,11 +255,12 @@ def _launchers_of(history: History, job: JobRecord) -> list[int]:
     if len(roots) != job.num_nodes:
         raise ConflictError(f"job {job.name} is starting; nothing was frozen", hint="try again in a few seconds")
     everything = processes.processes_of(job_folder(job.name))
-    trees = {pid for root in roots for pid in processes_of(root)}
+    trees = {pid for root in roots for pid in processes.tree_of(root)}
     for pid in everything:
-        if pid not in trees and processes_of(pid):
+        if pid not in trees and processes.tree_of(pid):
             raise FreezeError(
-                f"process {pid} ({name_of(pid)}) of job {job.name} is not a child of a launcher; nothing was frozen",
+                f"process {pid} ({processes.name_of(pid)}) of job {job.name} is not a child of a launcher; "
+                "nothing was frozen",
                 hint="wait until it has ended, or end it",
             )
     return roots

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safepoint.foundation import clock
+from safepoint.foundation.processes import tree_of
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Location
 from safepoint.training.outcome.launcher_folder import note_frozen, reserve, running_launchers, was_frozen
 from safepoint.training.outcome.rank_record import newest_records
-from safepoint.transparent.criu.trees import processes_of, resident_bytes
+from safepoint.transparent.criu.trees import resident_bytes
 
 if TYPE_CHECKING:
     from safepoint.transparent.freeze import Frozen
@@ -72,7 +73,7 @@ class LastResort:
         self._look_at_s = clock.monotonic_s() + (_LOOK_EARLY_S if is_early else _LOOK_EVERY_S)
         if is_early:
             return
-        num_bytes = resident_bytes(pid for root in self._roots for pid in processes_of(root))
+        num_bytes = resident_bytes(pid for root in self._roots for pid in tree_of(root))
         wanted_s = needed_s(num_bytes) + _ENDING_S
         most_s = self._within_s / 2
         self._reserved_s = min(wanted_s, most_s)
@@ -154,9 +155,7 @@ def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
         roots: the root processes.
     """
     launchers = running_launchers()
-    return {
-        root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [processes_of(root)]
-    }
+    return {root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [tree_of(root)]}
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ def _write_small(source: Source, target: Path) -> FileEntry:
     source.wait_for(source.size_bytes)
     seal_archive(source)
     content = bytes(source.view(0, source.size_bytes))
-    descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    descriptor = no_links.create_file(target)
     try:
         files.write_at(descriptor, memoryview(content), 0)
         os.fsync(descriptor)
@@ -143,17 +143,16 @@ class _Writer:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._flags = os.O_WRONLY | os.O_CREAT
         self._is_direct = hasattr(os, "O_DIRECT")
         try:
             direct = os.O_DIRECT if self._is_direct else 0
-            self._descriptor = no_links.open_file(target, self._flags | os.O_EXCL | direct)
+            self._descriptor = no_links.open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | direct)
         except OSError as error:
             if not self._is_direct or error.errno not in _CANNOT_DIRECT:
                 raise
             self._is_direct = False
             no_links.unlink(target)  # some file systems create the file, then refuse to open it
-            self._descriptor = no_links.open_file(target, self._flags | os.O_EXCL)
+            self._descriptor = no_links.create_file(target)
 
     def write(self, source: Source, start: int, length: int) -> None:
         """Write `length` bytes of the image from `start`."""

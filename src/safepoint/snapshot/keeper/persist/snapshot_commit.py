@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry, Manifest
+from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, FileEntry, Manifest, read_entry
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.retention import parse_policies, prune
 from safepoint.checkpoint.local.thinning import is_full, make_room
@@ -143,10 +143,7 @@ def _part_of(index: int, record: dict[str, Any] | None) -> RankPart:
     if record is None:
         return RankPart(rank=index, error=f"node {index} has not sent its file list in time")
     try:
-        entries = tuple(
-            FileEntry(path=one["path"], size_bytes=one["size_bytes"], digest=one["digest"], parts=tuple(one["parts"]))
-            for one in record["files"]
-        )
+        entries = tuple(map(read_entry, record["files"]))
         return RankPart(rank=index, files=entries, error=record["error"])
     except (KeyError, TypeError, ValueError) as error:
         return RankPart(rank=index, error=f"the record of node {index} is malformed: {error!r}")

@@ -14,11 +14,11 @@ import torch
 
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, ConflictError
 from safepoint.foundation.units import plural
 from safepoint.training.integrations.deepspeed.universal import OTHERS
 from safepoint.training.state.data_only import load_data, named_folder, only_data
-from safepoint.training.state.temporary_attributes import temporarily
 from safepoint.training.state.zero_gathering import gathered
 
 _STEP = "step"

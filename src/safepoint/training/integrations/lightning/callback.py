@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
 from safepoint.errors import UsageError
 from safepoint.foundation.units import plural
 from safepoint.progress.record import State
@@ -22,7 +23,6 @@ from safepoint.training.integrations.lightning.lightning_data import LightningDa
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
 from safepoint.training.start.copies import verify_best
-from safepoint.training.state.temporary_attributes import Overrides, temporarily
 
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 

@@ -17,11 +17,11 @@ from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
-from safepoint.foundation.field_types import NUMBER
+from safepoint.foundation.field_types import MOST_COUNT, NUMBER
 from safepoint.training.plain.state.parts import Parts
-from safepoint.training.state.temporary_attributes import temporarily
 
 STATE = "lightning.ckpt"
 """The file of a checkpoint that Lightning reads."""
@@ -31,8 +31,6 @@ _COPIED = {"state_dict", "optimizer_states"}
 _COUNTS = {"total", "current", "_batches_that_stepped"}
 """The parts of the state of a loop that are counts, or hold them."""
 _SCORES = ("best_model_score", "current_score", "kth_value")
-_MOST = 1 << 53
-"""Counts up to this number are exact as floats."""
 _log = logging.getLogger("safepoint")
 
 
@@ -235,7 +233,7 @@ def _check_counts(state: Any, *, are_counts: bool = False) -> None:
     if isinstance(state, dict):
         for name, value in cast("dict[Any, Any]", state).items():
             _check_counts(value, are_counts=are_counts or name in _COUNTS)
-    elif are_counts and (type(state) is not int or not 0 <= state <= _MOST):
+    elif are_counts and (type(state) is not int or not 0 <= state <= MOST_COUNT):
         raise ValueError(f"a count of a loop is {state!r:.80}")
 
 

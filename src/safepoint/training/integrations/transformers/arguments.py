@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import UsageError
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.training.context.outputs import open_checked
 from safepoint.training.context.rank_context import RankContext
-from safepoint.training.state.temporary_attributes import temporarily
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 _log = logging.getLogger("safepoint")

@@ -7,7 +7,7 @@ bit, because the sum over one rank is the gradient itself.
 
 from typing import Any
 
-from safepoint.training.state.temporary_attributes import Overrides
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 
 _REPLICATED = "MULTI_"
 """The prefixes of those of Accelerate's types that replicate the model, such as `MULTI_GPU`."""

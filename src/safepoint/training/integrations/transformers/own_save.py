@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.checkpoint.format.catalog import step_of
-from safepoint.training.state.temporary_attributes import temporarily
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 
 _LIBRARIES = {"transformers", "trl"}
 _SAVE = "_save_checkpoint"

@@ -17,6 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 from safepoint.errors import Interrupted
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
@@ -48,7 +49,6 @@ from safepoint.training.start.foreign import check_best
 from safepoint.training.start.start import Start, agree_on_start
 from safepoint.training.state.base_model import base_as_saved, base_of, check_base
 from safepoint.training.state.data_only import only_data
-from safepoint.training.state.temporary_attributes import Overrides
 
 _NO_METRICS = {"epoch", "step", "total_flos"}
 

@@ -14,6 +14,7 @@ import torch
 
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import ManifestFacts
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.training.collective.peers import Peers
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import build_mappings, writes_safetensors
@@ -29,7 +30,6 @@ from safepoint.training.state.strategy import (
     writes_shards,
     zero_stage_of,
 )
-from safepoint.training.state.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"

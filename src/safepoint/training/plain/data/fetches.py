@@ -32,17 +32,16 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError
-from safepoint.foundation.field_types import whole
+from safepoint.foundation.field_types import COUNT
 from safepoint.training.plain.data.skipping import can_skip_indices, rng_restorer, without_first_indices
 from safepoint.training.state.rng import capture_host_rng, capture_rng, generators_of, restore_rng
-from safepoint.training.state.temporary_attributes import temporarily
 
 WHERE = "the position of the data loader in the checkpoint"
 """How messages name the state of a loader."""
 _COUNTS = ("_num_yielded", "_sampler_iter_yielded")
 """The attributes of torchdata's iterators that count batches. They come from the state without a check."""
-_COUNT = whole(0, 1 << 53)
 _log = logging.getLogger("safepoint")
 
 
@@ -289,7 +288,7 @@ def _continued(make_iterator: Callable[[], Any]) -> Any:
     with states_of(WHERE):
         iterator = make_iterator()
         for name in _COUNTS:
-            _COUNT.check(name, getattr(iterator, name, 0))
+            COUNT.check(name, getattr(iterator, name, 0))
     return iterator
 
 

@@ -13,7 +13,7 @@ import torch
 
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.errors import ConflictError
-from safepoint.foundation.field_types import NAMED, TEXT, Kind, check_fields, whole
+from safepoint.foundation.field_types import COUNT, NAMED, TEXT, Kind, check_fields
 from safepoint.foundation.units import plural
 from safepoint.training.state.plain_values import TENSORS
 
@@ -28,11 +28,9 @@ _INDEPENDENT = "DistributedSampler"
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
 """Accelerate's samplers whose order does not depend on the number of ranks: all ranks draw the same order, and
 Accelerate assigns its batches to the ranks in turn."""
-_MOST = 1 << 53
-"""The most epochs, and the most batches in an epoch: counts up to this number are exact as floats."""
 _KINDS: dict[str, Kind] = {
-    "epoch": whole(0, _MOST),
-    "batches": whole(0, _MOST),
+    "epoch": COUNT,
+    "batches": COUNT,
     "epoch_rng": NAMED.optional,
     "sampler": TEXT,
     "generators": TENSORS,

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, ConflictError, UsageError
 from safepoint.foundation.environment import Place
+from safepoint.foundation.field_types import MOST_COUNT
 from safepoint.training.collective.peers import Peers
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.plain.state.parts import Parts, bases_of, unwrapped
@@ -24,11 +26,9 @@ from safepoint.training.state.strategy import (
     writes_shards,
     zero_stage_of,
 )
-from safepoint.training.state.temporary_attributes import temporarily
 
 _RANDOM_STATES = "random_states_0.pkl"
 """`save_state` always writes this file."""
-_MOST_MICRO_BATCHES = 1 << 53
 
 
 class AcceleratedParts(Parts):
@@ -130,7 +130,7 @@ class AcceleratedParts(Parts):
     def _check_step(self, folder: Path, before: int) -> None:
         """Refuse an invalid number of micro-batches, which Accelerate would load. The next micro-batch would fail."""
         step: Any = self._accelerator.step
-        if type(step) is not int or not 0 <= step <= _MOST_MICRO_BATCHES:
+        if type(step) is not int or not 0 <= step <= MOST_COUNT:
             self._accelerator.step = before
             raise CheckpointError(f"{folder / _RANDOM_STATES} has an invalid number of micro-batches")
 

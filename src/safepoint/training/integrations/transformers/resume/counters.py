@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from transformers.trainer_callback import ExportableState
 
-from safepoint.foundation.field_types import NUMBER, whole
+from safepoint.foundation.field_types import COUNT, NUMBER
 from safepoint.training.integrations.transformers.resume.accumulators import (
     accumulators,
     changed,
@@ -26,7 +26,6 @@ from safepoint.training.integrations.transformers.resume.accumulators import (
 )
 
 _FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
-_MOST_STEPS = 1 << 53
 _CYCLE = ("_step", "_buffered_inputs")
 """The number of micro-batches done, and the completions from which micro-batches are taken."""
 
@@ -211,7 +210,7 @@ def _check_cycle(cycle: dict[str, Any]) -> None:
         ValueError: the trainer could not take a micro-batch from them.
     """
     if "_step" in cycle:
-        whole(0, _MOST_STEPS).check("_step", cycle["_step"])
+        COUNT.check("_step", cycle["_step"])
     completions: Any = cycle.get("_buffered_inputs")
     if completions is not None:
         batches = cast("list[Any]", completions if isinstance(completions, list) else [])

@@ -23,11 +23,11 @@ from typing import Any, cast
 import torch
 
 from safepoint.checkpoint.pickles.module_states import checked_modules
+from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.training.compatibility.transformers_releases import is_converted
 from safepoint.training.state.data_only import only_data
-from safepoint.training.state.temporary_attributes import temporarily
 
 _log = logging.getLogger("safepoint")
 _SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "use_dora")

@@ -20,6 +20,7 @@ from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
 from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
@@ -49,7 +50,6 @@ from safepoint.training.integrations.transformers.sharding.trainer_strategy impo
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.data_only import only_data
 from safepoint.training.state.rng import capture_rng, restore_rng
-from safepoint.training.state.temporary_attributes import Overrides
 
 _STATE = "trainer_state.json"
 _MOST_SHOWN = 10

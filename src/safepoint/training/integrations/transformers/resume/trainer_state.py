@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from safepoint.errors import CheckpointError
-from safepoint.foundation.field_types import FLAG, NAMED, NUMBER, Kind, check_fields, finite, whole
+from safepoint.foundation.field_types import COUNT, FLAG, NAMED, NUMBER, Kind, check_fields, finite
 from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrainerCounters
 from safepoint.training.integrations.transformers.resume.generation_settings import (
     generation_settings,
@@ -33,8 +33,6 @@ from safepoint.training.state.plain_values import TENSORS, is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
 
 _NAME = "safepoint_state_{rank}.pt"
-_MOST_STEPS = 1 << 53
-"""Counts up to this number are exact as floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +110,8 @@ _KINDS_OF_WORK: dict[str, Kind] = {
 _KINDS_OF_LOSS: dict[str, Kind] = {
     "since_log": NUMBER,
     "total": NUMBER,
-    "last_logged_step": whole(0, _MOST_STEPS),
-    "first_step": whole(0, _MOST_STEPS),
+    "last_logged_step": COUNT,
+    "first_step": COUNT,
 }
 _KINDS_OF_COUNTS: dict[str, Kind] = {
     **dict.fromkeys(("numbers", "figures", "cycle"), NAMED),
@@ -123,7 +121,7 @@ _KINDS: dict[str, Kind] = {
     "epoch_rng": NAMED,
     "elapsed_s": finite(0),
     "generators": TENSORS,
-    "asked_accumulation": whole(0, _MOST_STEPS),
+    "asked_accumulation": COUNT,
     "is_irregular": FLAG,
     "rng": NAMED,
     "fetched": NAMED,

@@ -17,6 +17,7 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 from safepoint.errors import CheckpointError, ConflictError, ManifestError, SafepointError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
@@ -30,7 +31,6 @@ from safepoint.training.start.copies import ResumePoint
 from safepoint.training.start.folders import Folders
 from safepoint.training.state.data_only import only_data
 from safepoint.training.state.strategy import has_same_partitions, writer_of, zero_name, zero_stage_of, zero_stages
-from safepoint.training.state.temporary_attributes import Overrides
 
 _T = TypeVar("_T")
 _LOAD = "deepspeed_load_checkpoint"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from safepoint.training.state.temporary_attributes import Overrides
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 
 
 class Trainer:
