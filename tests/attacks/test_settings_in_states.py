@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig, Trainer, TrainerCallback
+from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerState
 
 from safepoint.training.integrations.transformers.resume.accumulators import restore_accumulators, without_settings
 from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
@@ -97,6 +97,16 @@ def test_a_resume_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "safepoint"):
         assert resume._counted_in(SimpleNamespace(counted=counted)).numbers == _COUNTS
     assert "beta, clip, max_length" in caplog.text
+
+
+@pytest.mark.parametrize("trial", [None, "the trial of the script"])
+def test_trials_of_a_search(trial: str | None) -> None:
+    """TensorBoard's callback writes into the folder that the name of the trial leads to, when the training begins."""
+    state = TrainerState(is_hyper_param_search=True, trial_name="/home/user/evil")
+    resume: Any = object.__new__(TrainerResume)
+    resume._trainer, resume._point = SimpleNamespace(state=state, _trial=trial), None
+    resume._load_callbacks(lambda: None)
+    assert (state.is_hyper_param_search, state.trial_name) == (trial is not None, None)
 
 
 # ---- generating --------------------------------------------------------------------------------------------------

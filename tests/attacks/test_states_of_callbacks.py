@@ -124,6 +124,13 @@ def test_early_stopping(state: dict[str, Any]) -> None:
         _lightning(state, callbacks.EarlyStopping("loss"))
 
 
+@pytest.mark.parametrize("elapsed", [{"train": "x"}, {"train": None, "validate": [1]}, "x", 5])
+def test_a_timer(elapsed: Any) -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    with pytest.raises(CheckpointError, match="Timer"):
+        _lightning({"time_elapsed": elapsed}, callbacks.Timer())
+
+
 @pytest.mark.parametrize(
     "state",
     [

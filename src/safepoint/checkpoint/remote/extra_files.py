@@ -6,6 +6,7 @@ Promises: at most the given number of bytes is uploaded, smallest files first, a
 """
 
 import contextlib
+import glob
 import os
 import re
 import stat
@@ -171,6 +172,23 @@ class ExtraFiles:
                     with contextlib.suppress(FileNotFoundError):
                         status = source.lstat()
                         yield f"{prefix}{name}", (status.st_size, status.st_mtime_ns)
+
+
+def private_patterns(folder: Path) -> Iterator[str]:
+    """Patterns, as for `fnmatch`, for the files below an output folder that no program uploads.
+
+    These are the files in `.safepoint` and in process images, at any depth, and links to them.
+    """
+    root = Path(os.path.realpath(folder))
+    for place, folders, names in os.walk(root):
+        below = Path(place).relative_to(root)
+        private = {name for name in folders if _is_private(root, below / name / "file")}
+        yield from (f"{glob.escape(str(below / name))}/*" for name in sorted(private))
+        folders[:] = [name for name in folders if name not in private]
+        for path in (below / name for name in names if os.path.islink(root / below / name)):
+            target = Path(os.path.realpath(root / path))
+            if target.is_relative_to(root) and _is_private(root, target.relative_to(root)):
+                yield glob.escape(str(path))
 
 
 def _place_in(root: Path, path: str) -> Path | None:

@@ -13,7 +13,7 @@ all nodes upload the same one.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
@@ -22,10 +22,12 @@ from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, NodePart
 from safepoint.checkpoint.format.verify import compare_listing
+from safepoint.checkpoint.local.retention import Policy
+from safepoint.checkpoint.remote.fetch import check, windows_of
 from safepoint.checkpoint.remote.marks import is_name
 from safepoint.checkpoint.remote.refusals import Refusals
 from safepoint.checkpoint.remote.remote_folder import PARTS, RemoteFolder
-from safepoint.checkpoint.remote.store_destination import StoreDestination, extends
+from safepoint.checkpoint.remote.store_destination import StoreDestination, added_to
 from safepoint.checkpoint.remote.verified_upload import SourceFile, UploadRecord
 from safepoint.errors import (
     ManifestError,
@@ -106,8 +108,8 @@ def publish(
 def finish_parts(remote: RemoteFolder) -> list[str]:
     """Commit the checkpoints of ended attempts that all nodes have uploaded, but that no node has committed.
 
-    A committed checkpoint is replaced only if the new manifest adds files to it, because a stranger may have written
-    the marks.
+    The manifest of a committed checkpoint is replaced only by one that adds files to it, changes nothing else, and
+    states the right digests of the added files: a stranger may have written the marks.
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
@@ -122,9 +124,12 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
                 present = remote.bytes_of_manifest(name)
         except UnreadableError:  # the manifest may be that of another checkpoint, which is not replaced
             continue
-        if present is not None and not extends(manifest, present):
+        added = added_to(present, manifest) if present is not None else []
+        if present is not None and not added:
             continue
-        if not compare_listing(manifest.files, remote.files_of(name)):
+        if not compare_listing(manifest.files, remote.files_of(name)) and not check(
+            remote.store, name, windows_of(added)
+        ):
             commit(StoreDestination(remote, name), manifest)
             committed.append(name)
     return committed
@@ -190,10 +195,17 @@ class NodeUploaders:
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
         count: the number of nodes, this one included.
+        run_id: the run; None for all runs. Checkpoints of others do not count: with one of them, this node would not
+            wait for the other nodes.
+        policies: those of `RemoteFolder.superseded`, which uses what is read here.
     """
 
-    def __init__(self, remote: RemoteFolder, *, count: int) -> None:
+    def __init__(
+        self, remote: RemoteFolder, *, count: int, run_id: str | None = None, policies: Sequence[Policy] = ()
+    ) -> None:
         self._remote = remote
+        self._run_id = run_id
+        self._policies = policies
         self.exist = count > 1
         """Whether there are other nodes."""
         self.awaited: dict[str, Manifest] = {}
@@ -210,9 +222,17 @@ class NodeUploaders:
         """
         with contextlib.suppress(SafepointError):
             names = self._remote.with_parts(deadline_s) if self.exist else set[str]()
-            newest = max(self._remote.steps(deadline_s=deadline_s), default=-1) if names else -1
+            newest = self._newest_step(deadline_s) if names else -1
             return {name for name in names if (step_of(Path(name)) or 0) > newest}
         return set()
+
+    def _newest_step(self, deadline_s: float | None) -> int:
+        """The newest step that the run has in the store; -1 if there is none."""
+        for step in self._remote.steps(deadline_s=deadline_s):
+            found = self._remote.candidate(step, self._policies, deadline_s)
+            if found is not None and self._run_id in {None, found.run_id}:
+                return step
+        return -1
 
     def may_begin(self, deadline_s: float | None) -> bool:
         """Whether this node may begin another checkpoint: its last one is complete in the store, or superseded.
@@ -223,7 +243,7 @@ class NodeUploaders:
             return not self.awaited
         self._look_again_s = clock.monotonic_s() + _LOOK_EVERY_S
         with contextlib.suppress(SafepointError):
-            newest = max(self._remote.steps(deadline_s=deadline_s), default=-1)
+            newest = self._newest_step(deadline_s)
             for name in list(self.awaited):
                 if (step_of(Path(name)) or 0) < newest:
                     del self.awaited[name]

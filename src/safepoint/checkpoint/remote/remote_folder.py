@@ -86,7 +86,7 @@ class RemoteFolder:
         self.store = store
         self._passed_over = set(passed_over)
         self._attempt_id = attempt_id
-        self._candidates: dict[int, Candidate] = {}
+        self._candidates: dict[int, Candidate | None] = {}
         self._committed: set[int] = set()
         self._seen_claim: Condition | None = None
         self.refusals = Refusals(store)
@@ -193,7 +193,7 @@ class RemoteFolder:
             as_one_run = [Candidate(step=step) for step in steps]
             if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
                 return []
-        candidates = [found for step in steps if (found := self._candidate(step, policies, deadline_s)) is not None]
+        candidates = [found for step in steps if (found := self.candidate(step, policies, deadline_s)) is not None]
         # Only checkpoints of this attempt count as good. An older one may be damaged by now: to find out, all its
         # files would have to be read.
         is_good = self._committed.__contains__
@@ -201,12 +201,14 @@ class RemoteFolder:
             candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
         )
 
-    def _candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
+    def candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
+        """What retention needs of a checkpoint; None if it was passed over, or its manifest cannot be read (it may be
+        good, so it is not deleted). Each manifest is read once: strangers may have made any number of them."""
         if step not in self._candidates:
-            # A checkpoint whose manifest cannot be read may be good, so it is neither counted nor deleted.
+            self._candidates[step] = None
             with contextlib.suppress(ManifestError, UnreadableError):
                 self._candidates[step] = Candidate.of(self.manifest(step, deadline_s=deadline_s), policies)
-        return self._candidates.get(step)
+        return None if step in self._passed_over else self._candidates[step]
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
         """What is under `name`, the manifest included: path → size in bytes."""

@@ -7,6 +7,7 @@ or the next writer of the same name deletes the files that the mark lists.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,7 +106,7 @@ class StoreDestination:
             # the checkpoint of another program: only files that are replaced by new ones are lost.
             written = self._remote.files_of_manifest(self._name, self._deadline_s) or (MANIFEST_NAME,)
         self._remote.mark(self._name, files, existing=written, deadline_s=self._deadline_s)
-        if present is not None and self._completed is None and not extends(manifest, present):
+        if present is not None and self._completed is None and not added_to(present, manifest):
             # Several nodes may delete the old manifest. None of them deletes the new one, which is written only after
             # all nodes have uploaded their parts.
             self._store.delete(f"{self._name}/{MANIFEST_NAME}", deadline_s=self._deadline_s)
@@ -234,10 +235,12 @@ def _is_small(file: SourceFile) -> bool:
     return file.size_bytes <= (PART_BYTES if isinstance(file.source, Path) else _SMALL_STREAM_BYTES)
 
 
-def extends(manifest: Manifest | None, present: bytes) -> bool:
-    """Whether `manifest` only adds files to the manifest in the store, and is of the same run."""
+def added_to(present: bytes, manifest: Manifest | None) -> list[FileEntry]:
+    """The files that `manifest` adds to the manifest in the store; empty if it differs from it in anything else."""
     with contextlib.suppress(ManifestError):
         found = Manifest.from_bytes(present)
-        is_of_run = manifest is not None and manifest.run_id == found.run_id
-        return manifest is not None and is_of_run and set(found.files) < set(manifest.files)
-    return False
+        if manifest is not None and dataclasses.replace(manifest, files=found.files) == found:
+            before = set(found.files)
+            is_more = before < set(manifest.files)
+            return [entry for entry in manifest.files if entry not in before] if is_more else []
+    return []

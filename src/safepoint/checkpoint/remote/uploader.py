@@ -26,6 +26,7 @@ from safepoint.errors import ConflictError, ManifestError, SafepointError, Trans
 from safepoint.foundation import clock, files
 from safepoint.foundation.events.run_events import Uploaded, UploadFailed, UploadSuperseded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import reading
 
 
@@ -67,7 +68,7 @@ class Uploader:
         self._report = report
         self._node = node
         self._num_nodes = num_nodes
-        self._others = NodeUploaders(remote, count=num_nodes)
+        self._others = NodeUploaders(remote, count=num_nodes, run_id=run_id, policies=policies)
         self._done: dict[str, tuple[bool, Manifest]] = {}
         self._is_held_back = False
         self._waiting: set[str] = set()
@@ -273,8 +274,9 @@ class Uploader:
         """Delete the records of uploads whose checkpoints were pruned."""
         for path in self._output.control.glob("upload-*.json"):
             name = path.stem.removeprefix("upload-")
-            if name != FINAL and not (self._output.root / name).exists():
-                path.unlink(missing_ok=True)
+            if step_of(Path(name)) is not None and not (self._output.root / name).exists():
+                with contextlib.suppress(OSError):  # what cannot be deleted stays, and is not used
+                    no_links.unlink(path)
 
     def _prune(self) -> None:
         if self._policies and self._node == 0 and not self.newest_only:

@@ -1,15 +1,17 @@
 """The uploader's process. The first rank starts the process, and the process outlives this rank.
 
-    python -m safepoint.checkpoint.remote.uploader_process PLAN
+    python -m safepoint.checkpoint.remote.uploader_process
 
-PLAN is an `UploaderPlan` as JSON. The process reads the checkpoints from the output folder. Commands come on stdin,
-one JSON object a line. `{"newest_only": …, "deadline_s": …}` is the request to finish; `deadline_s` is a time of the
-monotonic clock, or null. If stdin ends without a request to finish, the training's process has died: the uploader
+The process reads the checkpoints from the output folder. It is controlled by stdin, one JSON object a line. The first
+line is an `UploaderPlan`: as an argument, it could be too long, because it lists steps in the object store, where a
+stranger can create objects. `{"newest_only": …, "deadline_s": …}` is the request to finish; `deadline_s` is a time of
+the monotonic clock, or null. If stdin ends without a request to finish, the training's process has died: the uploader
 then has the grace period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the
 store.
 """
 
 import dataclasses
+import io
 import json
 import os
 import select
@@ -221,21 +223,23 @@ class _Process:
         self._wake.set()
 
 
-def main(arguments: list[str]) -> int:
-    """Run the uploader with the plan `arguments[0]`, an `UploaderPlan` as JSON, until it has finished or given up."""
+def main() -> int:
+    """Run the uploader with the plan that is the first line of stdin, until it has finished or given up."""
     # Some platforms signal every process of a job. This process ignores the signals, because it must outlive the
     # training. The end of stdin shows that the training has ended.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    return _Process(UploaderPlan(**json.loads(arguments[0]))).run()
+    with io.FileIO(0, closefd=False) as stdin:  # without a buffer: the commands stay in the pipe
+        line = stdin.readline()
+    return _Process(UploaderPlan(**json.loads(line))).run()
 
 
-def plan_text(plan: UploaderPlan) -> str:
-    """The plan as JSON, as `main` reads it."""
-    return json.dumps(dataclasses.asdict(plan))
+def plan_line(plan: UploaderPlan) -> bytes:
+    """The plan as the line that `main` reads."""
+    return json.dumps(dataclasses.asdict(plan)).encode() + b"\n"
 
 
 if __name__ == "__main__":
     # Threads of the store's library must not delay the exit.
     sys.stdout.flush()
-    os._exit(main(sys.argv[1:]))
+    os._exit(main())

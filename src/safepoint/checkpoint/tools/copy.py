@@ -24,7 +24,7 @@ from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.checkpoint.tools.obeyed_names import is_obeyed
+from safepoint.checkpoint.tools.model_files import is_exported
 from safepoint.errors import CheckpointError, ConflictError, StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.shared_folders.leases import reading
@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 _TRAINING_ONLY = re.compile(
     r"optimizer\..*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|training_args\.bin"
-    r"|safepoint_(state_.*|reference)\.pt|latest|zero_to_\w+\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
+    r"|safepoint_(state_.*|reference|kept_.*)\.pt|latest|zero_to_\w+\.py|(global_step|optimizer_|pytorch_model_fsdp_)\d+/.*"
     r"|pytorch_model_fsdp.*\.bin|scheduler.*\.bin|sampler.*\.bin|dl_state_dict.*\.bin|random_states_\d+\.pkl"
     r"|custom_checkpoint_\d+\.pkl|rank_\d+\.pt|sharded/.*"
 )
@@ -147,10 +147,12 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
         commit(destination, manifest)
 
 
-def export(source: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
+def export(
+    source: Inventory, item: Item, target: Location, *, with_code: bool = False, progress: Progress | None = None
+) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
-    Files that a program obeys or imports because of their name are left out, with a warning; see `obeyed_names`.
+    Files of other kinds than those of models are left out, with a warning; see `model_files`.
 
     An export to an object store writes nothing to a disk of this machine.
 
@@ -158,6 +160,7 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
         source: the inventory with the checkpoint.
         item: the checkpoint.
         target: a folder or a prefix in which there is nothing yet.
+        with_code: whether the code of the model is exported, too.
         progress: see `Progress`.
 
     Returns:
@@ -171,17 +174,17 @@ def export(source: Inventory, item: Item, target: Location, *, progress: Progres
     """
     manifest = source.complete_manifest(item)
     chosen = [entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path)]
-    entries = tuple(entry for entry in chosen if not is_obeyed(entry.path))
+    entries = tuple(entry for entry in chosen if is_exported(entry.path, with_code=with_code))
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
             hint="resume from this checkpoint and save the model in the script",
         )
-    left_out = [entry.path for entry in chosen if is_obeyed(entry.path)]
+    left_out = [entry.path for entry in chosen if not is_exported(entry.path, with_code=with_code)]
     if left_out:
         _log.warning(
-            "the export leaves out %s of %s, such as %s: files and folders whose names begin with a dot, settings of "
-            "programs, and modules that Python would import instead of others are not part of a model",
+            "the export leaves out %s of %s, such as %s: only data of a model is exported, and nothing that a "
+            "program would run or obey. If you trust the code in the checkpoint, --with-code exports it, too",
             plural(len(left_out), "file"),
             item.where,
             printable(left_out[0]),

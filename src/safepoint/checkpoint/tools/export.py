@@ -21,7 +21,7 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.copy import Progress
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
-from safepoint.checkpoint.tools.obeyed_names import is_obeyed
+from safepoint.checkpoint.tools.model_files import is_exported
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
 from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
@@ -60,13 +60,21 @@ def is_in_pieces(store: Store, prefix: str = "") -> bool:
     return not is_whole and _place_of(folder) is not None
 
 
-def export_item(inventory: Inventory, item: Item, target: Location, *, progress: Progress | None = None) -> list[str]:
+def export_item(
+    inventory: Inventory,
+    item: Item,
+    target: Location,
+    *,
+    with_code: bool = False,
+    progress: Progress | None = None,
+) -> list[str]:
     """Write the model of a checkpoint of any layout, in the layout that `from_pretrained` reads.
 
     Args:
         inventory: the inventory with the checkpoint.
         item: the checkpoint.
         target: see `export_pieces`.
+        with_code: see `copying.export`.
         progress: see `copying.Progress`.
 
     Returns:
@@ -77,8 +85,8 @@ def export_item(inventory: Inventory, item: Item, target: Location, *, progress:
     """
     is_readable = inventory.folder is not None or item.kind in {Kind.CHECKPOINT, Kind.FOREIGN}
     if is_readable and is_in_pieces(inventory.store, item.prefix):
-        return export_pieces(inventory.store, item.prefix, target, progress=progress)
-    return copying.export(inventory, item, target, progress=progress)
+        return export_pieces(inventory.store, item.prefix, target, with_code=with_code, progress=progress)
+    return copying.export(inventory, item, target, with_code=with_code, progress=progress)
 
 
 def _place_of(folder: StorePath) -> StorePath | None:
@@ -87,7 +95,9 @@ def _place_of(folder: StorePath) -> StorePath | None:
     return dcp or zero_folder(folder) or state_dict_file(folder)
 
 
-def export_pieces(store: Store, prefix: str, target: Location, *, progress: Progress | None = None) -> list[str]:
+def export_pieces(
+    store: Store, prefix: str, target: Location, *, with_code: bool = False, progress: Progress | None = None
+) -> list[str]:
     """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
     If the checkpoint has a manifest, all bytes that the export uses are compared with its digests before the first
@@ -98,6 +108,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
         store: where the checkpoint is, a folder or an object store.
         prefix: the checkpoint's key; empty for the store's own location.
         target: a folder or a prefix in which there is nothing yet.
+        with_code: see `copying.export`.
         progress: see `copying.Progress`.
 
     Returns:
@@ -149,7 +160,7 @@ def export_pieces(store: Store, prefix: str, target: Location, *, progress: Prog
             if changed is not None:
                 raise CheckpointError(f"{folder / changed} has changed while it was read; nothing was exported")
 
-        model = _model(folder, weights, manifest, used)
+        model = _model(folder, weights, manifest, used, with_code=with_code)
         counter = ByteCounter(progress, sum(file.size_bytes for file in model))
 
         def write(working: Path) -> None:
@@ -213,19 +224,28 @@ def _weights(folder: StorePath, pieces: StorePath, budget: Budget | None = None)
 
 
 def _model(
-    folder: StorePath, weights: Sequence[StoredWeight], manifest: Manifest | None, known: ReadRanges | None
+    folder: StorePath,
+    weights: Sequence[StoredWeight],
+    manifest: Manifest | None,
+    known: ReadRanges | None,
+    *,
+    with_code: bool,
 ) -> list[SourceFile]:
     """The files of the model, in the layout that `from_pretrained` reads."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
     beside = [
         path
         for path in folder.iterdir()
-        if path.is_file() and _BESIDE.fullmatch(path.name) and not is_obeyed(path.name)
+        if path.is_file() and is_exported(path.name, with_code=with_code) and _is_beside(path.name)
     ]
     return [
         *(SourceFile(name, content) for name, content in gather(weights, known=known).items()),
         *(SourceFile(path.name, path.content, entries.get(path.name)) for path in beside),
     ]
+
+
+def _is_beside(name: str) -> bool:
+    return name.endswith(".py") or _BESIDE.fullmatch(name) is not None
 
 
 def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> None:

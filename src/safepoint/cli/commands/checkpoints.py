@@ -296,6 +296,10 @@ def export(
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
     connection: ConnectionOrSecret = None,
+    with_code: Annotated[
+        bool,
+        typer.Option("--with-code", help="Also export Python code. Programs may run it: use it if you trust it."),
+    ] = False,
     as_json: _Json = False,
 ) -> None:
     """Write a checkpoint's model in the format of `from_pretrained`.
@@ -306,12 +310,14 @@ def export(
     place, progress = _place(target), ProgressLine("exporting").update
     location = _sharded_model(source)
     if location is not None:
-        where, paths = str(location), exporting.export_pieces(open_store(location), "", place, progress=progress)
+        where, store = str(location), open_store(location)
+        paths = exporting.export_pieces(store, "", place, with_code=with_code, progress=progress)
     else:
         inventory, name = open_place(source)
         finals = [item for item in inventory.items() if item.name == "final" and item.counts]
         item = finals[0] if finals and name is None else pick(inventory, name)
-        where, paths = item.where, exporting.export_item(inventory, item, place, progress=progress)
+        where = item.where
+        paths = exporting.export_item(inventory, item, place, with_code=with_code, progress=progress)
     document = {"from": where, "to": str(place), "files": paths}
     lines = [f"exported {where} to {place}:", *(f"  {path}" for path in paths)]
     if not any(path.endswith("config.json") for path in paths):

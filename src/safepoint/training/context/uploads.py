@@ -14,11 +14,12 @@ from typing import Any
 
 from safepoint.checkpoint.local.final_model import TrainingEnd, adopt_scripts_model
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_text
+from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_line
 from safepoint.errors import ExitCode, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.events.run_events import UploadUnfinished
+from safepoint.foundation.shared_folders import no_links
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.context.reporter import Reporter
 from safepoint.training.context.termination import Termination
@@ -41,7 +42,8 @@ class Uploader:
         self.plan = plan
         # Remove the status that an earlier uploader left.
         self._status = OutputFolder(Path(plan.folder)).control / "upload.json"
-        self._status.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # if it stays, the uploader replaces it
+            no_links.unlink(self._status)
         self._process = _start(plan)
         self._deaths_s: list[float] = []
         self._result: bool | None = None
@@ -250,9 +252,14 @@ class Uploads:
 def _start(plan: UploaderPlan) -> "subprocess.Popen[bytes]":
     # The uploader gets a session of its own, so that it is not killed when a launcher kills this rank's process
     # group.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "safepoint.checkpoint.remote.uploader_process", plan_text(plan)],
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "safepoint.checkpoint.remote.uploader_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # the uploader has ended; `Uploader.failure` starts it again
+        process.stdin.write(plan_line(plan))
+        process.stdin.flush()
+    return process

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from safepoint.checkpoint.weights.torch_file import numbers_of
 from safepoint.checkpoint.weights.zero_weights import zero_files, zero_folder
 from safepoint.errors import CheckpointError, ConflictError, printable
 from safepoint.foundation.units import plural
@@ -155,12 +156,13 @@ class Partitions:
         for name, shape in shapes.items():
             _check_name(name)
             fragments = [one["frozen_param_fragments"][name] for one in self._models]
-            count = math.prod(shape)
+            sizes = numbers_of(shape)
+            count = math.prod(sizes)
 
             def whole(
-                fragments: list[torch.Tensor] = fragments, count: int = count, shape: Any = shape
+                fragments: list[torch.Tensor] = fragments, count: int = count, sizes: Any = sizes
             ) -> torch.Tensor:
-                return torch.cat([fragment.reshape(-1) for fragment in fragments])[:count].reshape(tuple(shape))
+                return torch.cat([fragment.reshape(-1) for fragment in fragments])[:count].reshape(sizes)
 
             yield name, count * fragments[0].element_size(), whole
 
@@ -173,9 +175,9 @@ class Partitions:
             first = 0
             for (name, shape), padding in zip(group.items(), after, strict=True):
                 _check_name(name)
-                place = _Place(group=number, first=first, shape=tuple(shape))
+                place = _Place(group=number, first=first, shape=numbers_of(shape))
                 yield name, place
-                first += self._length(place) if self.stage == 3 else place.count + int(padding)
+                first += self._length(place) if self.stage == 3 else place.count + sum(numbers_of([padding]))
             there = self._flat[0][number].numel() * (1 if self.stage == 3 else self._ranks)
             if first > there:
                 raise CheckpointError(f"the weights of group {number} have {first} elements, but {there} were saved")

@@ -8,7 +8,7 @@ layout.
 
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import torch
 from safepoint.errors import ConflictError, StorageError
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
-from safepoint.foundation.units import ByteCounter, format_bytes
-from safepoint.foundation.volumes import needed
+from safepoint.foundation.units import ByteCounter
+from safepoint.foundation.volumes.needed import shortage
 from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
 
 OTHERS = "others"
@@ -28,7 +28,6 @@ _MODEL_FILE = {True: "zero_pp_rank_0_mp_rank_00_model_states.pt", False: "mp_ran
 _IN_STAGE_3 = {"exp_avg", "exp_avg_sq"}
 _FILE_BYTES = 4096
 """An upper bound of the bytes that a file needs in addition to its tensor."""
-_SPARE_BYTES = 64 << 20
 _HINT = "use the same number of ranks and the same stage as before, or start from the beginning with --from-scratch"
 
 
@@ -62,17 +61,23 @@ class Universal:
     @property
     def needed_bytes(self) -> int:
         """An upper bound of the size of all files."""
-        num_files = len(self._weights) * (2 + len(self._partitions.moments)) + len(self._others) + 3
-        return self.size_bytes + num_files * _FILE_BYTES
+        return sum(size_bytes for _, size_bytes in self._files())
+
+    def _files(self) -> Iterator[tuple[str, int]]:
+        """The paths of all files. Their sizes together are at most the sum of these sizes."""
+        for name, size_bytes in self._weights.items():
+            yield f"zero/{name}/{WEIGHT}.pt", size_bytes + _FILE_BYTES
+            yield from ((f"zero/{name}/{state}.pt", _FILE_BYTES) for state in (*self._partitions.moments, "step"))
+        yield from ((f"{OTHERS}/{name}.pt", size_bytes + _FILE_BYTES) for name, size_bytes, _ in self._others)
+        yield from ((f"common-{number}", _FILE_BYTES) for number in range(3))
 
     def check_room(self) -> None:
-        """Raise StorageError when the disk has too little space; nothing is written."""
+        """Raise StorageError when the disk has too little space, or too few inodes; nothing is written."""
         no_links.make_folders(self._folder)
-        free_bytes = needed.free_bytes(self._folder)
-        if free_bytes < self.needed_bytes + _SPARE_BYTES:
+        why = shortage(self._folder, self._files())
+        if why:
             raise StorageError(
-                f"{self._folder.parent} has {format_bytes(free_bytes)} free, but the converted copy of the "
-                f"checkpoint, which this run has to load, takes {format_bytes(self.needed_bytes)}",
+                f"{why}; they are the converted copy of the checkpoint, which this run has to load",
                 hint="free some space, or use the same number of ranks and the same stage of ZeRO as before",
             )
 

@@ -174,13 +174,17 @@ def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
 
 def _is_alike(value: Any, own: Any) -> bool:
     """Whether a value from a checkpoint can replace a callback's own. None stands for a value not known yet."""
+    kind = cast("type[Any]", type(own))
     if value is None or own is None:
         return True
     if isinstance(own, torch.Tensor):
         return isinstance(value, torch.Tensor) and value.shape == own.shape and value.layout is own.layout
     if isinstance(own, bool | int | float):
         return isinstance(value, bool) or NUMBER.fits(value)
-    return isinstance(value, type(own))
+    if isinstance(own, dict) and isinstance(value, dict):
+        known, saved = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value)
+        return all(_is_alike(one, known[name]) for name, one in saved.items() if name in known)
+    return isinstance(value, kind)
 
 
 def _with_own_paths(callback: ModelCheckpoint) -> contextlib.AbstractContextManager[None]:

@@ -1,11 +1,16 @@
-"""Keeps the files that Safepoint writes beside the checkpoints out of uploads to the Hugging Face Hub."""
+"""Keeps the files that Safepoint writes beside the checkpoints out of uploads to the Hugging Face Hub.
+
+Process images hold the memory of processes, with all passwords in it.
+"""
 
 import functools
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-_OURS = (".safepoint/*", "set-aside-*/*")
+from safepoint.checkpoint.remote.extra_files import private_patterns
+
+_OURS = (".safepoint/*", "*/.safepoint/*", "set-aside-*/*")
 
 
 class OutputFolders(Protocol):
@@ -31,7 +36,10 @@ def hook_uploads(module: ModuleType, outputs: OutputFolders) -> None:
         folder = kwargs.get("folder_path")
         if folder is not None and outputs.contains(Path(folder)):
             given = kwargs.get("ignore_patterns") or ()
-            kwargs["ignore_patterns"] = [*([given] if isinstance(given, str) else given), *_OURS]
+            kwargs["ignore_patterns"] = [
+                *([given] if isinstance(given, str) else given),
+                *(*_OURS, *private_patterns(Path(folder))),
+            ]
         return upload(self, **kwargs)
 
     api.upload_folder = upload_folder

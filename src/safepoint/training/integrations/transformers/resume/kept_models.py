@@ -13,6 +13,7 @@ One rank saves these models and tensors, and all ranks load them.
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -127,11 +128,16 @@ class KeptModels:
         yield from self._attributes_of_callbacks()
 
     def _attributes_of_callbacks(self) -> Iterator[tuple[str, Any]]:
+        """The attributes of all callbacks, with the name of the class. A further callback of a class has a number."""
+        counts: Counter[str] = Counter()
         for callback in self._trainer.callback_handler.callbacks:
             kind = cast("Any", type(callback))
             if not kind.__module__.startswith(("transformers.", "safepoint.")):
+                counts[kind.__name__] += 1
+                number = counts[kind.__name__]
+                label = kind.__name__ if number == 1 else f"{kind.__name__}-{number}"
                 for name, value in list(getattr(callback, "__dict__", {}).items()):
-                    yield f"{kind.__name__}.{name}", value
+                    yield f"{label}.{name}", value
 
     def _is_followed(self, module: torch.nn.Module) -> bool:
         values = [value for _, value in self._attributes_of_callbacks()]
@@ -139,7 +145,7 @@ class KeptModels:
 
 
 def _file_of(name: str) -> str:
-    return _REFERENCE if name == "ref_model" else _KEPT.format(name=re.sub(r"\W", "_", name))
+    return _REFERENCE if name == "ref_model" else _KEPT.format(name=re.sub(r"[^\w-]", "_", name))
 
 
 def _weights_of(module: torch.nn.Module) -> set[int]:

@@ -303,6 +303,11 @@ class TrainerResume:
             complete_load(trainer.model, result.missing_keys, point.path, step=point.manifest.step)
 
     def _load_callbacks(self, original: Callable[[], None]) -> None:
+        """Called when the Trainer has read its state, before a callback reads it."""
+        state, trial = self._trainer.state, getattr(self._trainer, "_trial", None)
+        # Whether a trial of a search for hyperparameters runs is decided by the script. From these fields, callbacks
+        # such as that of TensorBoard derive the folder to which they write. The Trainer sets the name of its trial.
+        state.is_hyper_param_search, state.trial_name = trial is not None, None
         if self._point is not None and self._trainer.args.restore_callback_states_from_checkpoint:
             with states_of(self._point.path):
                 limit_callbacks(self._trainer)

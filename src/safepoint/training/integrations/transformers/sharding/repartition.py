@@ -16,6 +16,7 @@ from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 from safepoint.errors import CheckpointError, ConflictError, ManifestError, SafepointError
 from safepoint.foundation import clock
@@ -116,19 +117,21 @@ class Repartition:
             nonlocal universal
             if context.place.rank not in self._copying:
                 return None
-            partitions = Partitions(path, ranks=manifest.world_size)
-            universal = Universal(partitions, folder, stage=stage)
-            universal.check_room()
-            return _Contents(
-                shapes=partitions.shapes,
-                num_groups=len(partitions.param_groups),
-                size_bytes=universal.size_bytes,
-            )
+            with states_of(path):
+                partitions = Partitions(path, ranks=manifest.world_size)
+                universal = Universal(partitions, folder, stage=stage)
+                universal.check_room()
+                return _Contents(
+                    shapes=partitions.shapes,
+                    num_groups=len(partitions.param_groups),
+                    size_bytes=universal.size_bytes,
+                )
 
         def write() -> None:
             if universal is not None:
                 watch = ProgressLine("copying").update if context.place.is_first else None
-                universal.write(self._copying.index(context.place.rank), len(self._copying), watch)
+                with states_of(path):
+                    universal.write(self._copying.index(context.place.rank), len(self._copying), watch)
 
         try:
             found = long_on_all_ranks(self._peers, _with(consequence, plan))

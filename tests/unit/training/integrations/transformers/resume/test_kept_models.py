@@ -71,6 +71,28 @@ def test_a_teacher_that_changes(is_followed: bool, tmp_path: Path) -> None:
     assert all(torch.equal(second.model.state_dict()[name], one) for name, one in own.items())
 
 
+def test_two_callbacks_of_one_class(tmp_path: Path) -> None:
+    """Such as two averages with different rates. Each has its own file, also if one is still without tensors."""
+    first, second = trainer(1), trainer(2)
+    for one in (first, second):
+        one.callback_handler.callbacks.append(Follows(one.model, torch.nn.Linear(3, 3)))
+    for number, callback in enumerate(first.callback_handler.callbacks):
+        callback.shadow_weights["a"] += number + 1
+    kept = KeptModels(first)
+    kept.loop_begins(None)
+    kept.write(tmp_path)
+    KeptModels(second).loop_begins(tmp_path)
+    pairs = list(zip(first.callback_handler.callbacks, second.callback_handler.callbacks, strict=True))
+    assert [now.shadow_weights["a"].tolist() for _, now in pairs] == [[1, 1], [2, 2]]
+    assert all(torch.equal(before.teacher.weight, now.teacher.weight) for before, now in pairs)
+    assert not torch.equal(pairs[0][1].teacher.weight, pairs[1][1].teacher.weight)
+    third = trainer(3)
+    third.callback_handler.callbacks.append(Follows(third.model, None))
+    third.callback.shadow_weights = {}
+    KeptModels(third).loop_begins(tmp_path)
+    assert third.callback_handler.callbacks[1].shadow_weights["a"].tolist() == [2, 2]
+
+
 def test_a_reference_that_follows_keeps_its_file(tmp_path: Path) -> None:
     first = trainer(1)
     first.callback.teacher = first.ref_model

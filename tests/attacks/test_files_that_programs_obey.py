@@ -1,4 +1,7 @@
-"""A checkpoint has files that Python, or a tool, runs when a person starts it in the folder of the exported model."""
+"""A checkpoint has files that a program runs or obeys when a person starts it in the folder of the exported model.
+
+So an export writes data only, of the kinds that models consist of.
+"""
 
 import subprocess
 import sys
@@ -6,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from safepoint.checkpoint.tools import obeyed_names
 from safepoint.checkpoint.tools.copy import export
 from safepoint.checkpoint.tools.export import export_pieces, is_in_pieces
 from safepoint.checkpoint.tools.inventory import open_inventory
-from safepoint.checkpoint.tools.obeyed_names import is_obeyed
+from safepoint.checkpoint.tools.model_files import is_exported
 from safepoint.storage.location import Location
 from tests.support.checkpoints import commit, prepared
 
@@ -72,34 +74,75 @@ _RUN = [
     "BUILD",
     "build.gradle.kts",
     "main.tf",
+    "AGENTS.md",
+    "CLAUDE.md",
+    "onnx/GEMINI.md",
+    "mcp.json",
+    "opencode.json",
+    "mkdocs.yml",
+    "dbt_project.yml",
+    "environment.yml",
+    "alembic.ini",
+    "scrapy.cfg",
+    "go.work",
+    "tsconfig.json",
+    "composer.json",
+    "xmake.lua",
+    "configure",
+    "setup.sh",
+    "Modelfile",
+    "Session.vim",
+    "index.html",
+    "autorun.inf",
+    "model.pkl",
+    "model.joblib",
+    "train.ipynb",
+    "\u017fetup.cfg",
+    "pac\u212aage.json",
+    "setup.cfg::$DATA",
+    "pyproject.toml.",
+    "pyvenv.cfg",
+    "__pypackages__/3.11/lib/x/data.json",
+    "lib/python3.11/site-packages/x/data.json",
+    "node_modules/x/data.json",
+    "evil.pth.so",
+]
+_CODE = [
+    "1/model.py",
+    "code/inference.py",
+    "configuration_chatglm.py",
+    "custom_generate/generate.py",
+    "handler.py",
+    "modeling_chatglm.py",
+    "tokenization_chatglm.py",
 ]
 _KEPT = [
     "1_Pooling/config.json",
+    "LICENSE",
     "README.md",
     "added_tokens.json",
     "config.json",
-    "configuration_chatglm.py",
-    "configuration_utils.py",
-    "custom_generate/generate.py",
     "model.safetensors",
     "model.weights.egg.bin",
-    "modeling_chatglm.py",
-    "modeling_utils.py",
     "onnx/json/weights.bin",
     "onnx/model.onnx",
-    "quantization.py",
     "requirements.txt",
-    "tokenization_chatglm.py",
     "tokenizer.model",
+    "vocab.bpe",
     "vocab.txt",
 ]
 
 
-def test_an_export_leaves_them_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_code", [False, True])
+def test_an_export_leaves_them_out(with_code: bool, tmp_path: Path) -> None:
+    """The code of a model is exported on request."""
     output = prepared(tmp_path / "out")
-    commit(output, 10, {0: dict.fromkeys([*_RUN, *_KEPT], b"x")})
+    without = [path for path in _RUN if not path.endswith(".py")]
+    commit(output, 10, {0: dict.fromkeys([*without, *_CODE, *_KEPT], b"x")})
     inventory, _ = open_inventory(str(output.root))
-    assert export(inventory, inventory.item(), Location.of_folder(tmp_path / "model")) == _KEPT
+    target = Location.of_folder(tmp_path / "model")
+    found = export(inventory, inventory.item(), target, with_code=with_code)
+    assert found == sorted([*_KEPT, *(_CODE if with_code else [])])
 
 
 def test_an_export_of_pieces_leaves_them_out(tmp_path: Path) -> None:
@@ -113,8 +156,9 @@ def test_an_export_of_pieces_leaves_them_out(tmp_path: Path) -> None:
     store = open_inventory(str(folder))[0].store
     assert is_in_pieces(store)
     found = export_pieces(store, "", Location.of_folder(tmp_path / "model"))
-    assert "tokenizers.py" not in found
-    assert {"tokenizer.json", "vocab.txt"} < set(found)
+    assert found == ["model.safetensors", "tokenizer.json", "vocab.txt"]
+    found = export_pieces(store, "", Location.of_folder(tmp_path / "code"), with_code=True)
+    assert {"tokenizer.py", "tokenizers.py"} < set(found)
 
 
 def test_nothing_runs_where_a_model_was_exported(tmp_path: Path) -> None:
@@ -140,29 +184,23 @@ def test_nothing_runs_where_a_model_was_exported(tmp_path: Path) -> None:
     assert "attack" not in found.stdout
 
 
-@pytest.mark.parametrize("path", _RUN)
+def test_what_a_configuration_names(tmp_path: Path) -> None:
+    """Loaders of other libraries import it, some without `trust_remote_code`."""
+    output = prepared(tmp_path / "out")
+    modules = b'[{"idx": 0, "name": "0", "path": "", "type": "modeling_evil.Evil"}]'
+    files = {"modules.json": modules, "modeling_evil.py": b"x", "config.json": b"{}", "model.safetensors": b"x"}
+    commit(output, 10, {0: files})
+    inventory, _ = open_inventory(str(output.root))
+    found = export(inventory, inventory.item(), Location.of_folder(tmp_path / "model"))
+    assert found == ["config.json", "model.safetensors", "modules.json"]
+
+
+@pytest.mark.parametrize("path", [*_RUN, *_CODE])
 def test_each_name(path: str) -> None:
-    assert is_obeyed(path)
+    assert not is_exported(path)
+    assert is_exported(path, with_code=True) == path.endswith(".py")
 
 
 @pytest.mark.parametrize("path", _KEPT)
 def test_names_of_models(path: str) -> None:
-    assert not is_obeyed(path)
-
-
-def test_modules_that_are_installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No list names them all."""
-    place = tmp_path / "site-packages"
-    (place / "a_package_without_a_file").mkdir(parents=True)
-    for name in ("one_module.py", "compiled.cpython-311-x86_64-linux-gnu.so"):
-        (place / name).touch()
-    monkeypatch.syspath_prepend(place)
-    obeyed_names._installed.cache_clear()
-    package = "a_package_without_a_file"
-    for path in ("one_module.py", "One_Module.pyc", "compiled.py", f"{package}/__init__.py", f"{package}/a/b.py"):
-        assert is_obeyed(path), path
-    assert not is_obeyed("another_module.py")
-    assert not is_obeyed("custom_generate/one_module.py")
-    monkeypatch.undo()
-    obeyed_names._installed.cache_clear()
-    assert not is_obeyed("one_module.py")
+    assert is_exported(path)

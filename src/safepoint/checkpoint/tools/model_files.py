@@ -1,0 +1,54 @@
+"""Which files of a checkpoint are parts of a model, and are exported.
+
+A checkpoint may contain files of any name, and someone else may have written it. At the target of an export they
+would belong to this user. There they could become the settings of a program that is started there, such as
+`.git/hooks` or `Makefile`, instructions for a coding agent (`AGENTS.md`), or modules that Python imports in place of
+its own, such as `json.py`. So only files of the kinds that models consist of are exported. The names that programs
+obey among these kinds are left out.
+
+Python code is exported only if a person asks for it. Not all loaders run the code of a model only with
+`trust_remote_code=True`: some import what a configuration in the same folder names.
+"""
+
+import re
+
+_KINDS = {
+    # Weights.
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npy", ".npz", ".gguf", ".onnx"),
+    ".onnx_data",
+    # Configurations, vocabularies and templates.
+    *(".json", ".jsonl", ".txt", ".model", ".vocab", ".bpe", ".codes", ".spm", ".tiktoken", ".tsv", ".csv", ".jinja"),
+    # Pictures of a description.
+    *(".png", ".jpg", ".jpeg", ".gif"),
+}
+"""What the names of files with data end with, in lower case. No program runs such a file when it is opened."""
+_TEXTS = re.compile(r"(readme|license|licence|notice|copying|use_policy|model_?card)(\.(md|txt))?")
+"""The names of texts for people, in lower case. Coding agents obey other texts, such as `AGENTS.md`."""
+_CODE = ".py"
+_OBEYED = re.compile(
+    r"(package|package-lock|composer|deno|turbo|nx|lerna|devbox|project|renovate|vercel|firebase|now|app|angular"
+    r"|biome|rome|nodemon|nest-cli|ng-package|tslint|jsconfig|tsconfig(\..+)?|pyrightconfig|basedpyrightconfig"
+    r"|cmakepresets|cmakeuserpresets|vcpkg(-configuration)?|conanfile|docker-bake(\.override)?|docker-compose|compose"
+    r"|mcp|opencode|cdk|bower"
+    r"|(jupyter|ipython)(_\w+)?_config|.+\.tf|.+\.tfvars|.+\.config)\.json"
+    r"|(cmakelists|meson_options|conanfile)\.txt",
+    re.ASCII,
+)
+"""The names of such files, in lower case, that a program obeys when it is started in their folder."""
+_FOLDERS = re.compile(r"[.-].*|__\w+__|wandb|node_modules|egg-info|.+\.(dist-info|egg-info|egg)|\w+-packages")
+"""The names of folders, in lower case, in which programs look for settings or for installed packages. A shell passes
+a name that begins with a hyphen to a command as an option."""
+
+
+def is_exported(path: str, *, with_code: bool = False) -> bool:
+    """Whether a file of a checkpoint, by its path there, is exported.
+
+    Args:
+        path: the path, with `/`.
+        with_code: whether the code of the model is exported, too.
+    """
+    *folders, name = path.casefold().split("/")  # as file systems without case compare names
+    if any(map(_FOLDERS.fullmatch, folders)) or name.startswith((".", "-")) or _OBEYED.fullmatch(name):
+        return False
+    suffix = f".{name.rpartition('.')[2]}"
+    return suffix in _KINDS or (with_code and suffix == _CODE) or _TEXTS.fullmatch(name) is not None
