@@ -35,6 +35,7 @@ from safepoint.jobs.model.states import JobState
 from safepoint.progress.metric_history import METRICS_NAME
 from safepoint.progress.record import PROGRESS_NAME, Progress
 
+_AGAIN = "to train further, delete it (its checkpoints stay) and submit it again"
 _POLL_S = 0.1
 _EXITS_WITHIN_S = 15.0
 """How long to wait for the supervisor of a stopped job to exit."""
@@ -268,10 +269,7 @@ class LocalJobs:
         with self._history.transaction():
             job = self.job(name)
             if job.state is JobState.COMPLETE:
-                raise ConflictError(
-                    f"job {job.name} is complete",
-                    hint="to train further, delete it (its checkpoints stay) and submit it again",
-                )
+                raise ConflictError(f"job {job.name} is complete", hint=_AGAIN)
             if job.state.is_active and job.wanted in {RequestedAction.RUN, RequestedAction.PREEMPT}:
                 raise ConflictError(
                     f"job {job.name} is {job.state}, not suspended",
@@ -308,10 +306,7 @@ class LocalJobs:
             job = self.job(name)
             spec = replace(job.spec, num_nodes=num_nodes)
             if job.state is JobState.COMPLETE:
-                raise ConflictError(
-                    f"job {job.name} is complete",
-                    hint="to train further, delete it (its checkpoints stay) and submit it again",
-                )
+                raise ConflictError(f"job {job.name} is complete", hint=_AGAIN)
             if job.wanted is RequestedAction.DELETE:
                 raise ConflictError(f"job {job.name} is being deleted")
             check_size(spec, count_slots())
