@@ -49,8 +49,8 @@ def take(way: Path) -> None:
 
 
 def state_folder(folder: Path) -> object:
-    paths._below.cache_clear()
-    return paths.make_private(paths._below(str(folder)))
+    paths._resolved.cache_clear()
+    return paths.make_private(paths._resolved(folder))
 
 
 _USES: dict[str, Callable[[Path], object]] = {

@@ -1,6 +1,6 @@
 """`/workspace` is a folder to which other users may write, and one of them has made the links of a job in it.
 
-The link leads to the right folder when it is examined. Its owner can let it lead to other data later.
+The link leads to the right folder when it is examined. Its owner can make it point to other data later.
 """
 
 import os
@@ -29,9 +29,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_link_of_another_user(target: Path, tmp_path: Path) -> None:
     target.symlink_to(tmp_path / "cache" / "safepoint" / "workspace" / "dataset")
     os.chown(target, _STRANGER, _STRANGER, follow_symlinks=False)
-    with pytest.raises(UsageError, match="could let it lead to other files; nothing was started"):
+    with pytest.raises(UsageError, match="could make it point to other files; nothing was started"):
         workspace.provide_workspace([str(target)])
-    with pytest.raises(UsageError, match="could let it lead to other files; nothing was started"):
+    with pytest.raises(UsageError, match="could make it point to other files; nothing was started"):
         workspace.point(str(target), str(tmp_path))
     assert workspace.content_of(str(target)) is None
 
@@ -40,7 +40,7 @@ def test_the_link_of_another_user_to_the_folder(target: Path, tmp_path: Path) ->
     shared = target.parent / "workspace"
     shared.symlink_to(tmp_path / "cache" / "safepoint" / "workspace")
     os.chown(shared, _STRANGER, _STRANGER, follow_symlinks=False)
-    with pytest.raises(UsageError, match="could let it lead to other files"):
+    with pytest.raises(UsageError, match="could make it point to other files"):
         workspace.provide_workspace([str(shared / "dataset")])
 
 

@@ -40,8 +40,8 @@ def _pages(visitor: Visitor) -> Iterator[dict[str, "Page"]]:
 @pytest.mark.timeout(900)
 def test_every_page_looks_well(team: Workspace, visitor: Visitor) -> None:
     """Of a job that trains, of one that waits in a queue, and of the suspended job: no violation, no overflow."""
-    apply(team.cluster, queue_objects(team.namespace, cpu="2"))
-    queue = ("--queue", QUEUE, "--cpu", "1", "--memory", "1Gi", "--priority-class")
+    apply(team.cluster, queue_objects(team.namespace, cpu="1"))
+    queue = ("--queue", QUEUE, "--cpu", "500m", "--memory", "1Gi", "--priority-class")
     with _pages(visitor) as pages:
         violations: list[str] = []
 
