@@ -41,7 +41,7 @@ def _pages(visitor: Visitor) -> Iterator[dict[str, "Page"]]:
 def test_every_page_looks_well(team: Workspace, visitor: Visitor) -> None:
     """Of a job that trains, of one that waits in a queue, and of the suspended job: no violation, no overflow."""
     apply(team.cluster, queue_objects(team.namespace, cpu="1"))
-    queue = ("--queue", QUEUE, "--cpu", "500m", "--memory", "1Gi", "--priority-class")
+    queue = ("--queue", QUEUE, "--cpu", "1", "--memory", "1Gi", "--priority-class")
     with _pages(visitor) as pages:
         violations: list[str] = []
 
@@ -52,7 +52,7 @@ def test_every_page_looks_well(team: Workspace, visitor: Visitor) -> None:
                 violations.extend(look_at(page, f"cluster-{name}", how))
 
         slow = ("--epochs", "60", "--step-ms", "250")
-        submit("tiny", *queue, "high", "--nnodes", "2", "--save-steps", "2", program=slow)
+        submit("tiny", *queue, "high", "--save-steps", "2", program=slow)
         visitor.wait(JOB, trains_at(4), 240)
         visitor.wait(JOB, lambda job: job["safe_step"] is not None)
         submit("second", *queue, "low")
