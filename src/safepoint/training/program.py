@@ -84,9 +84,8 @@ def _run_file(name: str) -> None:
     So the program finds its file after it has changed the current folder. `runpy.run_path` uses one path for both.
     """
     path = os.path.abspath(name)
-    if pkgutil.get_importer(path) is not None or path.endswith(
-        ".pyc"
-    ):  # an archive with a `__main__.py`, or bytecode
+    is_archive = pkgutil.get_importer(path) is not None  # with a `__main__.py`
+    if is_archive or path.endswith(".pyc"):
         runpy.run_path(name, run_name="__main__")
         return
     with io.open_code(path) as file:
