@@ -3,7 +3,7 @@
 CRIU opens files by their paths, and compares only their sizes and modes. Files in a folder such as /tmp may have been
 deleted since the freeze, by a reboot or by a program that cleans the folder. Then every user can make such a file
 again, and so decide what is in the memory of the processes, or which code they run. CRIU itself makes Unix sockets,
-and files that were deleted before the freeze. In a folder of another user, this user could take them.
+and files that were deleted before the freeze. In a folder of another user, that user could replace them.
 
 The processes will also use paths that variables and arguments name, such as a cache of compiled code, or the script
 that a launcher starts again.

@@ -67,7 +67,7 @@ def dashboard(
         list[str] | None,
         typer.Option(
             metavar="USER",
-            help="A user of this machine as whom that proxy may run, if its address is one of this machine.",
+            help="If that proxy runs on this machine: the user that it may run as.",
             show_default="you and root",
         ),
     ] = None,

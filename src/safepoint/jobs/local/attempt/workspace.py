@@ -107,7 +107,7 @@ def _way_to_link(target: str) -> str | None:
 def _check_way(target: str) -> None:
     """Check that no other user can change where `target` leads.
 
-    Another user may have made the link, with the right content. This user can replace it later, and so decide with
+    Another user may have made the link, with the right content. That user can replace it later, and so decide with
     which data and from which model a job trains.
 
     Raises:
