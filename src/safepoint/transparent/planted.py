@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, printable
-from safepoint.foundation.environment import is_planted, lies_in_shared_folder
 from safepoint.foundation.processes import user_of
+from safepoint.foundation.shared_folders.ownership import is_planted, lies_in_shared_folder
 from safepoint.transparent.criu.records import made_paths, open_paths
 from safepoint.transparent.criu.trees import environment_of
 

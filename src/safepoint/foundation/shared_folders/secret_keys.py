@@ -6,8 +6,8 @@ import secrets
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.environment import open_trusted
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.ownership import open_trusted
 
 KEY_BYTES = 32
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import ConflictError, UsageError
-from safepoint.foundation.environment import user_name
 from safepoint.foundation.processes import is_seeing_all
+from safepoint.foundation.shared_folders.ownership import user_name
 from safepoint.foundation.temporary_folders.places import may_be_replaced
 from safepoint.jobs.local.paths import cache_folder, make_private
 
