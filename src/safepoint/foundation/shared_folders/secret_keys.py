@@ -24,6 +24,7 @@ def load_or_make_key(path: Path, *, what: str, hint: str) -> bytes:
         StorageError: the file cannot be read or written, has another content, or other users can read it.
     """
     if not path.exists():
+        # Not `replace_file`, which would replace the key of a process that was first.
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             descriptor = no_links.create_file(new, 0o600)

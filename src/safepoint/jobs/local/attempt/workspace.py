@@ -85,6 +85,7 @@ def point(target: str, content: str) -> None:
         )
     _check_way(target)
     link = _link(target)
+    # As `replace_file` does for a file.
     new = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
     new.symlink_to(content)
     new.replace(link)
