@@ -15,7 +15,7 @@ GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
 """`SET_LOCK` and `GET_LOCK` have two commands each. The first is for a lock that belongs to the open file. The second
 is for kernels without such locks; there, the lock belongs to the process."""
 CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-"""The errors of file systems without locks, and of kernels without the first of two commands."""
+"""The errors of file systems and kernels that do not support the lock."""
 IS_HELD = {errno.EACCES, errno.EAGAIN}
 """The errors that mean that another process holds a conflicting lock."""
 _FLOCK = "hhqqi4x"
