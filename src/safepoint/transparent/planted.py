@@ -65,7 +65,8 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
 def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
     """Check the files and folders that variables and arguments of restored processes name.
 
-    If a named folder, or the folder of a named file, is missing, and another user could make it, this function makes it.
+    If a named folder, or the folder of a named file, is missing, and another user could make it, this function makes
+    it.
 
     Args:
         pids: the processes, which do not run yet.

@@ -185,8 +185,8 @@ def _delete(inventory: Inventory, name: str) -> Outcome:
     # The rule is that of `safepoint checkpoints prune --keep newest=1`.
     if name not in {one.name for one in inventory.superseded([KeepNewest(1)])}:
         raise ConflictError(
-            f"{item.where} is the newest valid checkpoint of its run, or is damaged, or a process reads or uploads it, "
-            "or another user or program has made it; nothing was deleted",
+            f"{item.where} is the newest valid checkpoint of its run, or is damaged, or a process reads or uploads "
+            "it, or another user or program has made it; nothing was deleted",
             hint="`safepoint checkpoints repair --drop-damaged` removes damaged ones",
         )
     found = remove(inventory, [item])
