@@ -30,7 +30,7 @@ def dashboard(
         typer.Option(
             metavar="PORT",
             help="The port; 0 for any free one. If you choose a port, first close all pages of an earlier dashboard "
-            "at this port: since that dashboard ended, another user of the machine may have answered them.",
+            "at this port: another user of the machine may have answered these pages since that dashboard ended.",
             min=0,
             max=65535,
         ),
