@@ -10,17 +10,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from safepoint.errors import StorageError, UsageError
-from safepoint.foundation.shared_folders import ownership
-from safepoint.foundation.volumes import mounts
-
-# `training` imports these names from here.
-WITHOUT_MODES, user_name = ownership.WITHOUT_MODES, ownership.user_name
-is_planted_folder, open_trusted, read_trusted = (
-    ownership.is_planted_folder,
-    ownership.open_trusted,
-    ownership.read_trusted,
-)
-file_system_of, is_mounted_by_other = mounts.file_system_of, mounts.is_mounted_by_other
+from safepoint.foundation.volumes.mounts import is_mounted_by_other
 
 _SERVICE_PORT = re.compile(r"(?:SAFEPOINT|PET)_(?:.*_)?PORT(?:_[0-9]+_[A-Z0-9]+)?")
 _SERVICE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -149,7 +139,7 @@ def fallback_home() -> str:
 
 def _may_be_home(path: str) -> bool:
     """Whether there is nothing at `path`, or a folder of this user that not everyone may write to."""
-    if mounts.is_mounted_by_other(path):
+    if is_mounted_by_other(path):
         return False
     try:
         found = os.lstat(path)
