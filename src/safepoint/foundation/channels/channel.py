@@ -1,6 +1,7 @@
 """Frames of bytes over a connected Unix socket. A frame may bring the other side copies of descriptors."""
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -96,6 +97,8 @@ class Channel:
 
     def has_data(self, limit_s: float) -> bool:
         """Wait until there is something to receive, or the other side is gone. Returns False after `limit_s`."""
+        if self._socket.fileno() < 0:
+            return True  # another thread has closed this end; `receive` raises the error
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(max(0.0, 1000 * limit_s)))
@@ -118,6 +121,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def _named(error: OSError) -> ChannelError:
-    if isinstance(error, BrokenPipeError | ConnectionResetError):
+    # EBADF: another thread of this process has closed this end.
+    if isinstance(error, BrokenPipeError | ConnectionResetError) or error.errno == errno.EBADF:
         return ChannelError("it has ended")
     return ChannelError(f"it cannot be reached ({error.strerror or error})")

@@ -105,6 +105,9 @@ def test_a_closed_channel_wakes_its_receivers() -> None:
     assert errors == ["it has ended", "it has ended"]
     with pytest.raises(ChannelError, match=r"."):
         one.send(b"")
+    for limit_s in (None, 1.0):
+        with pytest.raises(ChannelError, match="^it has ended$"):  # also a receiver that comes after the end
+            one.receive(limit_s)
     other.close()
 
 
