@@ -106,7 +106,7 @@ def test_a_closed_channel_wakes_its_receivers() -> None:
     with pytest.raises(ChannelError, match=r"."):
         one.send(b"")
     for limit_s in (None, 1.0):
-        with pytest.raises(ChannelError, match="^it has ended$"):  # also a receiver that comes after the end
+        with pytest.raises(ChannelError, match=r"^it has ended$"):  # also a receiver that comes after the end
             one.receive(limit_s)
     other.close()
 
