@@ -23,6 +23,7 @@ from safepoint.errors import (
     UsageError,
     without_credentials,
 )
+from safepoint.foundation import clock
 from safepoint.presentation.rendering import make_environment
 
 _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
@@ -51,6 +52,7 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a fault of the pro
 
 
 _TEMPLATES = make_environment("safepoint.dashboard")
+_TEMPLATES.globals["now"] = clock.utc_now  # pyright: ignore[reportUnknownMemberType]
 
 
 def render(template: str, **values: Any) -> str:

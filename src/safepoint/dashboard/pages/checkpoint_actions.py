@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.retention import KeepNewest
 from safepoint.checkpoint.tools.copy import check_outside, copy
 from safepoint.checkpoint.tools.documents import verify_document
@@ -98,9 +99,8 @@ def checks_here(request: Request, back: str) -> dict[str, Check]:
     for work in context_of(request).works.done(back):
         verb, _, checkpoint = work.title.partition(" ")
         if verb == "verify" and work.outcome is not None and work.ended is not None:
-            found.pop(checkpoint, None)
-            if work.outcome.document.get("valid") is True:
-                found[checkpoint] = Check(time=work.ended, how="here")
+            faults = tuple(Fault(**fault) for fault in work.outcome.document["faults"])
+            found[checkpoint] = Check(time=work.ended, how="here", faults=faults)
     return found
 
 

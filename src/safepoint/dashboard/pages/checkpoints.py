@@ -82,7 +82,7 @@ async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, 
         job=name,
         base=base,
         failure=sentence_of_error(error) if read is None else "",
-        on=f" --on {shlex.quote(reader.name)}",
+        on=reader.option,
         read="never" if read is None else read.ended,
     )
 

@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 from starlette.requests import Request
 
 from safepoint.dashboard.access.sessions import Sessions, Visitor
+from safepoint.dashboard.access.turns import Turns
 from safepoint.dashboard.live import Live
 from safepoint.dashboard.reading.places import Places
 from safepoint.dashboard.settings import DashboardSettings
@@ -41,7 +42,7 @@ class Context:
     sessions: Sessions
     cookie: str
     link_used: Callable[[str], None]
-    outputs: asyncio.Semaphore
+    outputs: Turns
 
 
 def context_of(request: Request) -> Context:
