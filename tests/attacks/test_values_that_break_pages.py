@@ -1,4 +1,5 @@
 """A training reports numbers whose sums and products are infinite; on a cluster, any person who may change a job can.
+Another one writes to a folder whose name is not UTF-8.
 
 The list of jobs shows all other jobs meanwhile, and documents are JSON, which has no infinite numbers.
 """
@@ -62,6 +63,22 @@ def test_what_a_suspension_would_mean(home: Path) -> None:
         found = consequence_of(Action.SUSPEND, history.job("slow"), progress)
     assert (found.save_needed_s, found.lost_s, progress.remaining_s) == (None, None, None)
     assert "not known" in found.sentences[1]
+
+
+def test_a_path_that_is_not_utf_8(home: Path, dashboard: Dashboard) -> None:
+    """The pages with all jobs and all folders are shown, and link to it."""
+    folder = home / "bytes \udcff\udcfe"
+    folder.mkdir()
+    for job, root in (("odd", folder), ("other", home)):
+        write_sample(root, Sample(name=job, state=JobState.RUNNING, step=40, steps=(10, 20), num_points=4))
+    dashboard.visitor()
+    for page in ("/jobs", "/storage", "/costs", "/jobs/local/odd", "/jobs/local/odd/checkpoints", "/jobs/local/odd/delete"):
+        answer = dashboard.get(page)
+        assert answer.status_code == 200, page
+        assert _is_json(dashboard.get(f"{page}.json").text)
+    assert "/checkpoints?location=" in (storage := dashboard.get("/storage").text)
+    assert "bytes%20%FF%FE" in storage
+    assert dashboard.get("/checkpoints?location=%FF").status_code == 400
 
 
 @pytest.mark.parametrize("steps", [-5, 0, 7])
