@@ -76,6 +76,33 @@ def test_a_link_for_another_user(home: Path) -> None:
         assert status(server, "/jobs", cookie) == 401
 
 
+_HOLD = """
+import os, socket, sys
+os.setgroups([]); os.setgid({user}); os.setuid({user})
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(200)]
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_root
+def test_connections_of_another_user(home: Path) -> None:
+    """A stranger opens many. The connection of the visitor, which has not sent its first request yet, stays."""
+    with served(home) as server:
+        cookie = enter(server)
+        command = [sys.executable, "-c", _HOLD.format(user=_STRANGER), str(server.port)]
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+            connection.connect()
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stranger:
+                assert stranger.stdout is not None
+                assert stranger.stdout.readline() == "held\n"
+                # The server accepts connections in their order, and has accepted all others when it answers this one.
+                assert status(server, "/jobs", cookie) == 200
+                connection.request("GET", "/jobs", headers={"Cookie": cookie})
+                assert connection.getresponse().status == 200
+                stranger.communicate()
+
+
 def test_a_further_cookie_of_another_program(home: Path) -> None:
     """It could only hide the session, so all cookies of the name are tried."""
     with served(home) as server:
@@ -83,6 +110,14 @@ def test_a_further_cookie_of_another_program(home: Path) -> None:
         name = cookie.partition("=")[0]
         assert status(server, "/jobs", f"{name}=planted; {cookie}") == 200
         assert status(server, "/jobs", f"{name}=planted; {name}=") == 401
+
+
+def test_all_cookies_that_a_browser_keeps(home: Path) -> None:
+    """A page of another program at the address sets them. The person can still use the dashboard."""
+    with served(home) as server:
+        cookie = enter(server)
+        others = "; ".join(f"c{number}={'x' * 4000}" for number in range(180))
+        assert status(server, "/jobs", f"{others}; {cookie}") == 200
 
 
 def test_connections_that_end_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

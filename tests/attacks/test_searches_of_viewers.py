@@ -4,6 +4,7 @@ The server answers a limited number of requests at a time. A request goes on whe
 """
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,19 @@ from safepoint.dashboard.access import guard as guard_module
 from safepoint.dashboard.access.guard import Guard
 from safepoint.dashboard.access.sessions import Role, Sessions, Visitor
 from safepoint.dashboard.access.turns import Turns
+from safepoint.dashboard.pages import checkpoints as checkpoints_page
+from safepoint.dashboard.pages import context as context_module
 from safepoint.dashboard.pages import job as page
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.foundation import clock
 from safepoint.jobs.local.attempt.logs import read_logs
 from safepoint.jobs.model.job_place import LogLine
+from safepoint.jobs.model.states import JobState
+from tests.support.dashboards import Sample, write_sample
 from tests.support.patience import PATIENCE
+from tests.unit.dashboard.conftest import Dashboard, dashboard, home, start
+
+__all__ = ["dashboard", "home", "start"]
 
 
 def test_a_session_waits_for_its_own_searches_only() -> None:
@@ -86,6 +94,25 @@ def test_requests_whose_connection_has_ended(session: str) -> None:
         assert not guard._running
 
     asyncio.run(visit())
+
+
+def test_a_folder_that_is_never_read(home: Path, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of a job's folder does not answer. Its pages say so, and pages of other sessions are shown."""
+    write_sample(home, Sample(name="tiny", state=JobState.SUSPENDED, step=30, steps=(10, 20)))
+    monkeypatch.setattr(context_module, "_READ_WITHIN_S", 0.2)
+    go_on = threading.Event()
+    monkeypatch.setattr(checkpoints_page, "rows_of", lambda *_, **__: go_on.wait())
+    dashboard.visitor(Role.VIEWER)
+    try:
+        for _ in range(40):
+            answer = dashboard.get("/jobs/local/tiny/checkpoints")
+            assert "a server may not answer" in answer.text
+        assert dashboard.get("/jobs/local/tiny/checkpoints.json").status_code == 504
+        dashboard.visitor(Role.OPERATOR)
+        monkeypatch.setattr(context_module, "_READ_WITHIN_S", 20 * PATIENCE)
+        assert dashboard.get("/jobs").status_code == 200
+    finally:
+        go_on.set()
 
 
 def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_the_proxy(user: str, named: Callable[[str, bool], bool]) -> None:
     ],
 )
 def test_a_name_that_looks_like_that_of_an_operator(value: bytes, name: str | None) -> None:
-    """Where people choose their names, one may call himself `ada` with a no-break space. He must not become `ada`."""
+    """Where people choose their names, one may choose `ada` with a no-break space, which must not become `ada`."""
     settings = DashboardSettings(proxies=networks(["10.0.0.7"]), operators=("ada",))
     visitor = proxied_visitor(settings, ("10.0.0.7", 1), [(b"x-forwarded-user", value)])
     assert (None if visitor is None else visitor.name) == name

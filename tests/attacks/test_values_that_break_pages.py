@@ -20,7 +20,7 @@ from tests.unit.dashboard.conftest import Dashboard, dashboard, home, start
 
 __all__ = ["dashboard", "home", "start"]
 
-_PAGES = ("/jobs", "/jobs/local/slow", "/jobs/local/slow/suspend", "/jobs/local/slow/scale", "/jobs/local/slow/delete")
+_PAGES = ("/jobs", *(f"/jobs/local/slow{action}" for action in ("", "/suspend", "/scale", "/delete")))
 _REPORTS: dict[str, dict[str, Any]] = {
     "time left": {"step_s": 1e308, "max_steps": 1 << 62},
     "pauses": {"step_s": 1e308, "pause_s": 1e308, "max_steps": 1000},
@@ -72,7 +72,8 @@ def test_a_path_that_is_not_utf_8(home: Path, dashboard: Dashboard) -> None:
     for job, root in (("odd", folder), ("other", home)):
         write_sample(root, Sample(name=job, state=JobState.RUNNING, step=40, steps=(10, 20), num_points=4))
     dashboard.visitor()
-    for page in ("/jobs", "/storage", "/costs", "/jobs/local/odd", "/jobs/local/odd/checkpoints", "/jobs/local/odd/delete"):
+    of_job = (f"/jobs/local/odd{page}" for page in ("", "/checkpoints", "/delete"))
+    for page in ("/jobs", "/storage", "/costs", *of_job):
         answer = dashboard.get(page)
         assert answer.status_code == 200, page
         assert _is_json(dashboard.get(f"{page}.json").text)

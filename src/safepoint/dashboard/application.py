@@ -31,7 +31,9 @@ from safepoint.errors import SafepointError
 _STATIC = Path(__file__).parent / "static"
 _SHARED = ("safepoint.presentation", "static")
 _LEAST_COMPRESSED_BYTES = 1024
-_MOST_THREADS, _MOST_OUTPUTS, _MOST_OUTPUTS_EACH = 32, 8, 2
+_MOST_THREADS = 32
+_OUTPUTS, _READS = (8, 2), (24, 6)
+"""How many outputs are read, and how many reads run: of all sessions, and of each. Other threads make the pages."""
 
 
 async def _live(request: Request) -> Response:
@@ -83,7 +85,8 @@ def make_application(
         sessions=sessions,
         cookie=cookie,
         link_used=link_used,
-        outputs=Turns(_MOST_OUTPUTS, _MOST_OUTPUTS_EACH),
+        outputs=Turns(*_OUTPUTS),
+        reads=Turns(*_READS),
     )
 
     @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from safepoint.errors import (
     SafepointError,
     UnsupportedError,
     UsageError,
+    WaitTimeoutError,
     without_credentials,
 )
 from safepoint.foundation import clock
@@ -32,6 +33,7 @@ _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
     (UsageError, 400),
     (UnsupportedError, 501),
     (AccessDeniedError, 502),
+    (WaitTimeoutError, 504),
 )
 
 

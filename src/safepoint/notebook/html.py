@@ -27,8 +27,8 @@ _MOST_EVENTS = 8
 _MOST_CHECKPOINTS = 8
 _MOST_ROWS = 100
 _NO_FORMULAS = "tex2jax_ignore mathjax_ignore"
-"""Notebooks set what stands between dollar signs as a formula, also across several values. MathJax leaves out elements
-of these classes."""
+"""Notebooks set what stands between dollar signs as a formula, also across several values. MathJax leaves out
+elements of these classes."""
 _COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 
 

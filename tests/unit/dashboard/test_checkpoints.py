@@ -101,7 +101,7 @@ def test_the_table_of_a_job(home: Path, dashboard: Dashboard) -> None:
 
 
 def test_damage_that_was_found_stays_visible(home: Path, dashboard: Dashboard) -> None:
-    """A list compares only sizes. Without the result of the check, a resume would seem to begin at the damaged one."""
+    """A list compares only sizes. Without the result of the check, the damaged one would seem to be the next."""
     output = write_sample(home, Sample(name="tiny", state=JobState.SUSPENDED, step=30, steps=(10, 20, 30)))
     model = output / "checkpoint-30" / "model.safetensors"
     good = model.read_bytes()

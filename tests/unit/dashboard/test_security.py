@@ -177,6 +177,7 @@ def test_a_form_of_another_site_is_refused(home: Path, dashboard: Dashboard) -> 
         (b"{}", "application/json", 415),
         (b"a=" + b"x" * (1 << 17), "application/x-www-form-urlencoded", 413),
         (b"&".join(b"a=1" for _ in range(60)), "application/x-www-form-urlencoded", 400),
+        (b"target=/tmp/%FF", "application/x-www-form-urlencoded", 400),  # another path would be written
     ):
         answer = dashboard.client.post(POSTS[0], content=body, headers={"content-type": kind})
         assert answer.status_code == status

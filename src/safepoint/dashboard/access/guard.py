@@ -1,8 +1,8 @@
 """Checks every request before its route, and adds the headers that protect a page in the browser.
 
-A request needs one of the dashboard's own names as its Host. If a page of another origin has sent the request, it is
-refused, except for links to pages. A request also needs the cookie of a visitor, except for the exchange of a link and
-for static files. A POST needs an operator and the token of the operator's session.
+A request needs one of the dashboard's own names as its Host. If a page of another origin has sent it, it is refused,
+except for links to pages. A request also needs the cookie of a visitor, except for the exchange of a link and for
+static files. A POST needs an operator and the token of the operator's session.
 """
 
 import logging
@@ -30,8 +30,8 @@ _BUG = Refusal(
     hint="this is a bug in Safepoint; report it with the lines on the terminal",
 )
 _MOST_REQUESTS = 96
-"""Of a session, at a time. A request counts until it is answered, also if its connection has ended: the server answers
-only a limited number of requests at a time."""
+"""Of a session, at a time. A request counts until it is answered, also if its connection has ended: the server
+answers only a limited number of requests at a time."""
 _TOO_MANY = Refusal(
     429,
     "too many requests of this session are not answered yet; this one was refused",
@@ -231,7 +231,7 @@ async def _read_form(headers: list[tuple[bytes, bytes]], receive: Receive) -> Ma
     if body and kind.split(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
         raise Refusal(415, "the form has another type than application/x-www-form-urlencoded; nothing was done")
     try:
-        fields = parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS, keep_blank_values=True)
+        fields = parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS, keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise Refusal(400, "the form cannot be read; nothing was done") from error
     return {name: values[-1] for name, values in fields.items()}

@@ -61,8 +61,8 @@ def proxied_visitor(
 def _name_in(value: bytes) -> str:
     """The name in a header, exactly as the proxy has sent it; empty for a value that is not a name.
 
-    Only the spaces that HTTP allows around a value are left out. Without further characters, such as a no-break space,
-    the name of one user could become that of another.
+    Only the spaces that HTTP allows around a value are left out. Without a no-break space, for example, the name of
+    one user could become that of another.
     """
     try:
         name = value.strip(b" \t").decode()

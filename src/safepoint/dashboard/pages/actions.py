@@ -48,10 +48,10 @@ async def before(request: Request) -> Response:
                 begins = newest_state(job, output).why
         return one, output, choice, begins
 
-    one, output, choice, begins = await in_thread(read)
+    one, output, choice, begins = await in_thread(request, read)
     found = consequence_of(action, one.job, one.progress, output, choice=choice, begins=begins)
     is_newest = action is Action.RESUME and found.is_possible and choice is None and not begins
-    damage = await in_thread(lambda: _known_damage(request, reader, name)) if is_newest else ""
+    damage = await in_thread(request, lambda: _known_damage(request, reader, name)) if is_newest else ""
     return await respond(
         request,
         "action.html",
@@ -79,14 +79,15 @@ def _known_damage(request: Request, reader: PlaceReader, name: str) -> str:
     newer = list(itertools.takewhile(lambda row: not row.is_next, rows))
     damaged = next((row.item.name for row in newer if row.check is not None and row.check.faults), "")
     newest = next((row.item.name for row in rows if row.is_next), "none")
-    return f"A check has found that {damaged} is damaged. The newest without a known fault: {newest}." if damaged else ""
+    found = f"A check has found that {damaged} is damaged. The newest without a known fault: {newest}."
+    return found if damaged else ""
 
 
 async def act(request: Request) -> Response:
     """Begin the action, and show its page."""
     (reader, name), action = place_and_name(request), _action(request)
     form: Mapping[str, str] = request.state.form
-    await in_thread(lambda: reader.job(name))
+    await in_thread(request, lambda: reader.job(name))
     actor, back = actor_of(request), f"/jobs/{reader.key}/{name}"
     do = _doing(action, form, name)
 

@@ -62,7 +62,7 @@ async def export_to(request: Request) -> Response:
 async def read_in_pod(request: Request) -> Response:
     """Read the checkpoints of a job on a cluster in a pod."""
     reader, name = place_and_name(request)
-    await in_thread(lambda: reader.job(name))
+    await in_thread(request, lambda: reader.job(name))
     if reader.is_local:
         raise Refusal(400, "the checkpoints of a job of this machine need no pod; nothing was done")
     actor = actor_of(request)
@@ -115,7 +115,7 @@ async def _begin(request: Request, verb: str, do: Do) -> Response:
         location = form.get("location", "")[:LONGEST]
         opened, back = (lambda: open_any(location)[0]), back_of(location)
     # Raises an error before the action begins if there is no such checkpoint.
-    await in_thread(lambda: opened().item(checkpoint))
+    await in_thread(request, lambda: opened().item(checkpoint))
     work = context_of(request).works.begin(
         f"{verb} {checkpoint}", lambda: do(opened(), checkpoint), back=back, by=actor_of(request)
     )

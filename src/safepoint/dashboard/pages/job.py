@@ -46,7 +46,7 @@ def place_and_name(request: Request) -> tuple[PlaceReader, str]:
 async def job(request: Request) -> Response:
     """A job; as JSON, what `safepoint status --json` prints."""
     reader, name = place_and_name(request)
-    view = await in_thread(lambda: read_job(reader, name))
+    view = await in_thread(request, lambda: read_job(reader, name))
     one = view.listed
     document = status_document(one.job, view.progress, view.output, view.attempts, view.details)
     return await respond(
@@ -69,7 +69,7 @@ async def job(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """The metrics over the steps, as columns of numbers; always JSON."""
     reader, name = place_and_name(request)
-    points = await in_thread(lambda: reader.points(reader.job(name)))
+    points = await in_thread(request, lambda: reader.points(reader.job(name)))
     return await json_response({"job": name, **metric_columns(points)})
 
 
@@ -77,7 +77,7 @@ async def events(request: Request) -> Response:
     """The events; as JSON, what `safepoint events --json` prints."""
     reader, name = place_and_name(request)
 
-    found = await in_thread(lambda: reader.events(reader.job(name)))
+    found = await in_thread(request, lambda: reader.events(reader.job(name)))
     if request.state.wants_json:
         return await json_response([event_document(event) for event in found])
     shown = event_rows(found[-_MOST_EVENTS:])
@@ -92,11 +92,11 @@ async def logs(request: Request) -> Response:
         raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
     rank = int(rank_text) if rank_text else None
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
-    one = await in_thread(lambda: reader.job(name))
+    one = await in_thread(request, lambda: reader.job(name))
     why, is_cut = "", False
     try:
         async with context_of(request).outputs.take(visitor_of(request).session):
-            lines, is_cut = await in_thread(lambda: _tail(reader, name, rank, query, most))
+            lines, is_cut = await in_thread(request, lambda: _tail(reader, name, rank, query, most))
     except NotFoundError as error:
         if request.state.wants_json or rank is not None:
             raise
