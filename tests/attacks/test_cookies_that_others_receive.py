@@ -12,9 +12,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from safepoint.dashboard.access.connections import _surplus
 from safepoint.dashboard.settings import DashboardSettings
 from tests.attacks.test_idle_visitors import enter, status
 from tests.support.browser import Served, served
@@ -76,31 +79,16 @@ def test_a_link_for_another_user(home: Path) -> None:
         assert status(server, "/jobs", cookie) == 401
 
 
-_HOLD = """
-import os, socket, sys
-os.setgroups([]); os.setgid({user}); os.setuid({user})
-held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(200)]
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@needs_root
-def test_connections_of_another_user(home: Path) -> None:
-    """A stranger opens many. The connection of the visitor, which has not sent its first request yet, stays."""
-    with served(home) as server:
-        cookie = enter(server)
-        command = [sys.executable, "-c", _HOLD.format(user=_STRANGER), str(server.port)]
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
-            connection.connect()
-            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stranger:
-                assert stranger.stdout is not None
-                assert stranger.stdout.readline() == "held\n"
-                # The server accepts connections in their order, and has accepted all others when it answers this one.
-                assert status(server, "/jobs", cookie) == 200
-                connection.request("GET", "/jobs", headers={"Cookie": cookie})
-                assert connection.getresponse().status == 200
-                stranger.communicate()
+def test_connections_of_another_user() -> None:
+    """A stranger opens many, and ends only their own. A visitor's connection has no session before its request."""
+    stranger, visitor = (
+        [SimpleNamespace(user=user) for _ in range(count)] for user, count in (("65534", 80), ("0", 3))
+    )
+    others = [SimpleNamespace(user="") for _ in range(5)]
+    opened: Any = [*visitor, *others, *stranger]
+    assert _surplus(opened) == stranger[:24]
+    assert _surplus(opened[:64]) == []
+    assert _surplus(opened[8:]) == stranger[:16]
 
 
 def test_a_further_cookie_of_another_program(home: Path) -> None:
