@@ -4,6 +4,7 @@ Another one writes to a folder whose name is not UTF-8.
 The list of jobs shows all other jobs meanwhile, and documents are JSON, which has no infinite numbers.
 """
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from safepoint.answers.consequence import Action, consequence_of
+from safepoint.dashboard.rendering import json_response
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
@@ -80,6 +82,16 @@ def test_a_path_that_is_not_utf_8(home: Path, dashboard: Dashboard) -> None:
     assert "/checkpoints?location=" in (storage := dashboard.get("/storage").text)
     assert "bytes%20%FF%FE" in storage
     assert dashboard.get("/checkpoints?location=%FF").status_code == 400
+
+
+def test_documents_without_infinite_numbers() -> None:
+    """They are null. The words in texts stay."""
+    document = {"a": float("inf"), "b": [float("-inf"), float("nan"), "NaN"], "c": "Infinity", "d": 1.5}
+    answer = asyncio.run(json_response(document))
+    assert json.loads(bytes(answer.body)) == {
+        "version": 1, "a": None, "b": [None, None, "NaN"], "c": "Infinity", "d": 1.5,
+    }  # fmt: skip
+    assert _is_json(bytes(answer.body).decode())
 
 
 @pytest.mark.parametrize("steps", [-5, 0, 7])

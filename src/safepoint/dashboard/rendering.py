@@ -98,7 +98,10 @@ async def json_response(document: Mapping[str, Any] | Sequence[Mapping[str, Any]
 
 def _json_of(document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
     whole = versioned(document) if isinstance(document, Mapping) else [versioned(one) for one in document]
-    return without_credentials(json.dumps(whole, separators=(",", ":")))
+    text = json.dumps(whole, separators=(",", ":"))
+    if "NaN" in text or "Infinity" in text:  # JSON has no such numbers, but these words may also be in texts
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
+    return without_credentials(text)
 
 
 def sentence_of_error(error: SafepointError) -> str:
