@@ -13,7 +13,7 @@ from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
 from safepoint.errors import SafepointError
 from safepoint.foundation import clock
 
-_LOOK_EVERY_S = 0.4
+_LOOK_EVERY_S = 0.5
 _LOOK_AT_CLUSTER_EVERY_S = 3.0
 _ALIVE_EVERY_S = 15.0
 _STREAM_LASTS_S = 600.0
