@@ -3,9 +3,12 @@
 from pathlib import Path
 
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
+from safepoint.progress.metric_history import METRICS_NAME, MetricPoint
 from tests.browser.conftest import SignIn
 from tests.support.browser import Served
+from tests.support.dashboards import at
 
 _ON, _OFF = "Live updates are on", "Live updates are off"
 
@@ -54,6 +57,24 @@ def test_an_answer_that_is_no_stream(samples: Path, dashboard: Served, sign_in: 
     page.locator("#lost").wait_for()
     page.context.unroute("**/live")
     page.get_by_role("img", name=_ON).wait_for()
+
+
+def test_the_range_below_a_curve(samples: Path, dashboard: Served, sign_in: SignIn) -> None:
+    """It changes with the curve."""
+    page = sign_in(dashboard)
+    page.goto(f"{dashboard.base}/jobs/local/llama-sft-8b")
+    figure = page.locator('figure[data-metric="loss"]')
+    figure.locator("canvas").wait_for()
+    before = figure.locator(".range").inner_text()
+    assert "step 1,240" in before
+    point = MetricPoint(time=at(0), attempt=3, step=1241, values={"loss": 77.5})
+    with (job_folder("llama-sft-8b") / METRICS_NAME).open("ab") as file:
+        file.write(point.to_line())
+    with History() as history:
+        history.become("llama-sft-8b", JobState.RUNNING, actor="test", message="more")
+    figure.locator(".range", has_text="step 1,241").wait_for()
+    assert "to 77.5" in figure.locator(".range").inner_text()
+    assert figure.locator("figcaption .num").inner_text() == "77.5"
 
 
 def test_a_wrong_clock(samples: Path, dashboard: Served, sign_in: SignIn) -> None:

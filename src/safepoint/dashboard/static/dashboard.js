@@ -168,6 +168,15 @@
     const large = Math.abs(value) >= 1e5, small = value !== 0 && Math.abs(value) < 1e-3;
     return large || small ? value.toExponential(1) : String(Number(value.toPrecision(4)));
   }
+  function showRange(figure, steps, values) {
+    const shown = (value, digits) => Number(value.toPrecision(digits)).toString();
+    const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+    figure.querySelector("figcaption .num").textContent = shown(values.at(-1), 5);
+    const [first, range, last] = figure.querySelectorAll(".range span");
+    first.textContent = `step ${steps[0].toLocaleString("en-US")}`;
+    range.textContent = `${shown(low, 4)} to ${shown(high, 4)}`;
+    last.textContent = `step ${steps.at(-1).toLocaleString("en-US")}`;
+  }
   async function drawCurves() {
     const section = document.getElementById("curves");
     if (!section || !window.uPlot) return;
@@ -191,8 +200,8 @@
       const values = data.metrics[figure.dataset.metric];
       const box = figure.querySelector(".plot");
       if (!values || !box) continue;
-      const last = values.findLast((value) => value !== null);
-      if (last !== undefined) figure.querySelector("figcaption .num").textContent = Number(last.toPrecision(5)).toString();
+      const given = values.map((_, index) => index).filter((index) => values[index] !== null);
+      if (given.length > 1) showRange(figure, given.map((index) => data.steps[index]), given.map((index) => values[index]));
       const known = plots.get(figure);
       if (known) { known.breaks = breaks; known.plot.setData([data.steps, values]); continue; }
       const label = box.querySelector("svg") ? box.querySelector("svg").getAttribute("aria-label") : "";
