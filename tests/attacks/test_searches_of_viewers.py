@@ -4,6 +4,7 @@ The server answers a limited number of requests at a time. A request goes on whe
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,6 +138,21 @@ def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     lines, is_cut = page._tail(reader, "tiny", None, "needle", 200)
     assert ([line.text for line in lines], is_cut) == (["needle"], True)
     assert asked == [page._SEARCH_BYTES]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "link", "device"])
+def test_an_output_that_is_no_file(kind: str, tmp_path: Path) -> None:
+    """It is refused with its path. A pipe would be read for ever."""
+    path = tmp_path / "logs" / "rank-0.log"
+    path.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/etc/passwd" if kind == "link" else "/dev/zero")
+    for last_bytes in (None, 10):
+        with pytest.raises(OSError, match=r"rank-0\.log"):
+            list(read_logs(tmp_path, last_bytes=last_bytes))
 
 
 @pytest.mark.timeout(60)
