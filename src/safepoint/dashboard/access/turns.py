@@ -1,6 +1,6 @@
 """Divides what takes long among the sessions, so that one session cannot keep all others waiting.
 
-A session that has taken all its turns waits for its own, and delays no other session.
+A session that has taken all its turns waits for one of them to end, and takes none of the others.
 """
 
 import asyncio
