@@ -12,9 +12,12 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from safepoint.dashboard.access.connections import _surplus
 from safepoint.dashboard.settings import DashboardSettings
 from tests.attacks.test_idle_visitors import enter, status
 from tests.support.browser import Served, served
@@ -76,6 +79,18 @@ def test_a_link_for_another_user(home: Path) -> None:
         assert status(server, "/jobs", cookie) == 401
 
 
+def test_connections_of_another_user() -> None:
+    """A stranger opens many, and ends only their own. A visitor's connection has no session before its request."""
+    stranger, visitor = (
+        [SimpleNamespace(user=user) for _ in range(count)] for user, count in (("65534", 80), ("0", 3))
+    )
+    others = [SimpleNamespace(user="") for _ in range(5)]
+    opened: Any = [*visitor, *others, *stranger]
+    assert _surplus(opened) == stranger[:24]
+    assert _surplus(opened[:64]) == []
+    assert _surplus(opened[8:]) == stranger[:16]
+
+
 def test_a_further_cookie_of_another_program(home: Path) -> None:
     """It could only hide the session, so all cookies of the name are tried."""
     with served(home) as server:
@@ -83,6 +98,14 @@ def test_a_further_cookie_of_another_program(home: Path) -> None:
         name = cookie.partition("=")[0]
         assert status(server, "/jobs", f"{name}=planted; {cookie}") == 200
         assert status(server, "/jobs", f"{name}=planted; {name}=") == 401
+
+
+def test_all_cookies_that_a_browser_keeps(home: Path) -> None:
+    """A page of another program at the address sets them. The person can still use the dashboard."""
+    with served(home) as server:
+        cookie = enter(server)
+        others = "; ".join(f"c{number}={'x' * 4000}" for number in range(180))
+        assert status(server, "/jobs", f"{others}; {cookie}") == 200
 
 
 def test_connections_that_end_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,30 @@ def test_the_proxy(user: str, named: Callable[[str, bool], bool]) -> None:
     assert named(user, True)
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (b"ada", "ada"),
+        (b" \tada \t", "ada"),
+        ("ada\u00a0".encode(), None),
+        ("\u3000ada".encode(), None),
+        ("ada\u200b".encode(), None),
+        (b"ada\x0b", None),
+        (b"ada\x85", None),
+        (b"\xff", None),
+        ("\u0430da".encode(), "\u0430da"),
+        (b"ADA", "ADA"),
+        (b"ada, eve", "ada, eve"),
+    ],
+)
+def test_a_name_that_looks_like_that_of_an_operator(value: bytes, name: str | None) -> None:
+    """Where people choose their names, one may choose `ada` with a no-break space, which must not become `ada`."""
+    settings = DashboardSettings(proxies=networks(["10.0.0.7"]), operators=("ada",))
+    visitor = proxied_visitor(settings, ("10.0.0.7", 1), [(b"x-forwarded-user", value)])
+    assert (None if visitor is None else visitor.name) == name
+    assert (visitor is not None and visitor.is_operator) == (name == "ada")
+
+
 @pytest.mark.parametrize("user", [str(_STRANGER), "unknown"])
 def test_another_user(user: str, named: Callable[[str, bool], bool], caplog: pytest.LogCaptureFixture) -> None:
     """The kernel reports no user for a connection that is half closed. In a container, all trust each other."""

@@ -91,6 +91,8 @@ def consequence_of(
             sentences = (f"The job continues {begins}.", "It does so as soon as there is room for it.")
         else:
             sentences = (f"The job continues from its newest checkpoint, {step}, as soon as there is room for it.",)
+            if job.safe_step is not None:
+                sentences += ("Its files are read first. If they are damaged, the newest valid checkpoint is used.",)
         return Consequence(action=action, is_possible=True, sentences=sentences, safe_step=job.safe_step)
     trains = job.state.holds_slots and progress is not None and not progress.state.is_end
     if not trains or progress is None:
@@ -153,14 +155,11 @@ def _from_choice(choice: Choice, progress: Progress | None) -> tuple[str, ...]:
 
 
 def _repeated_s(choice: Choice, progress: Progress | None) -> float | None:
-    if progress is None or progress.step_s is None:
-        return None
-    return max(0, progress.step - choice.step) * (progress.step_s + progress.pause_s)
+    return None if progress is None else progress.time_of(progress.step - choice.step)
 
 
 def _unsaved_s(progress: Progress) -> float | None:
-    steps = progress.step - (progress.safe_step or 0)
-    return None if progress.step_s is None else max(0, steps) * (progress.step_s + progress.pause_s)
+    return progress.time_of(progress.step - (progress.safe_step or 0))
 
 
 def _save_sentences(progress: Progress, usable_s: float, grace_s: float, fits: bool | None) -> list[str]:

@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from safepoint.dashboard.access.guard import Guard
 from safepoint.dashboard.access.sessions import Sessions
+from safepoint.dashboard.access.turns import Turns
 from safepoint.dashboard.live import Live
 from safepoint.dashboard.pages import actions, checkpoint_actions, checkpoints, entry, job, jobs, overviews
 from safepoint.dashboard.pages.context import Context, context_of
@@ -30,7 +31,9 @@ from safepoint.errors import SafepointError
 _STATIC = Path(__file__).parent / "static"
 _SHARED = ("safepoint.presentation", "static")
 _LEAST_COMPRESSED_BYTES = 1024
-_MOST_THREADS, _MOST_OUTPUTS = 32, 8
+_MOST_THREADS = 32
+_OUTPUTS, _READS = (8, 2), (24, 6)
+"""How many outputs are read, and how many reads run: of all sessions, and of each. Other threads make the pages."""
 
 
 async def _live(request: Request) -> Response:
@@ -82,7 +85,8 @@ def make_application(
         sessions=sessions,
         cookie=cookie,
         link_used=link_used,
-        outputs=asyncio.Semaphore(_MOST_OUTPUTS),
+        outputs=Turns(*_OUTPUTS),
+        reads=Turns(*_READS),
     )
 
     @contextlib.asynccontextmanager

@@ -11,10 +11,14 @@ from collections.abc import AsyncIterator, Iterable
 
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
 from safepoint.errors import SafepointError
+from safepoint.foundation import clock
 
 _LOOK_EVERY_S = 0.5
 _LOOK_AT_CLUSTER_EVERY_S = 3.0
 _ALIVE_EVERY_S = 15.0
+_STREAM_LASTS_S = 600.0
+"""After this time a stream ends, and the page opens another one. This request is checked as all are: a session that
+has ended receives nothing more."""
 _MOST_PENDING = 1000
 
 
@@ -57,13 +61,14 @@ class Live:
             loop.call_soon_threadsafe(self._distribute, list(keys))
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The events for one page, until it is closed."""
+        """The events for one page, until it is closed, or for ten minutes."""
+        until_s = clock.monotonic_s() + _STREAM_LASTS_S
         queue: asyncio.Queue[str] = asyncio.Queue(maxsize=_MOST_PENDING)
         self._subscribers.add(queue)
         self._is_watched.set()
         try:
             yield b"retry: 1000\nevent: hello\ndata: {}\n\n"
-            while not self._is_closed.is_set():
+            while not self._is_closed.is_set() and clock.monotonic_s() < until_s:
                 try:
                     keys = [await asyncio.wait_for(queue.get(), _ALIVE_EVERY_S)]
                 except TimeoutError:

@@ -21,8 +21,10 @@ from safepoint.errors import (
     SafepointError,
     UnsupportedError,
     UsageError,
+    WaitTimeoutError,
     without_credentials,
 )
+from safepoint.foundation import clock
 from safepoint.presentation.rendering import make_environment
 
 _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
@@ -31,6 +33,7 @@ _STATUS: tuple[tuple[type[SafepointError], int], ...] = (
     (UsageError, 400),
     (UnsupportedError, 501),
     (AccessDeniedError, 502),
+    (WaitTimeoutError, 504),
 )
 
 
@@ -51,6 +54,7 @@ class Refusal(Exception):  # noqa: N818  it is an answer, not a fault of the pro
 
 
 _TEMPLATES = make_environment("safepoint.dashboard")
+_TEMPLATES.globals["now"] = clock.utc_now  # pyright: ignore[reportUnknownMemberType]
 
 
 def render(template: str, **values: Any) -> str:
@@ -94,7 +98,10 @@ async def json_response(document: Mapping[str, Any] | Sequence[Mapping[str, Any]
 
 def _json_of(document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
     whole = versioned(document) if isinstance(document, Mapping) else [versioned(one) for one in document]
-    return without_credentials(json.dumps(whole, separators=(",", ":")))
+    text = json.dumps(whole, separators=(",", ":"))
+    if "NaN" in text or "Infinity" in text:  # JSON has no such numbers, but these words may also be in texts
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
+    return without_credentials(text)
 
 
 def sentence_of_error(error: SafepointError) -> str:

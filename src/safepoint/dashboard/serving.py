@@ -19,6 +19,9 @@ from safepoint.jobs.local.paths import state_folder
 
 _END_WITHIN_S = 2
 _MOST_CONNECTIONS = 256
+_MOST_HEADER_BYTES = 1 << 20
+"""A browser keeps up to 180 cookies of 4 KiB for an address, and sends them to all ports. With a lower limit, a page
+of another program at this address could keep the person from the dashboard."""
 
 
 def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Callable[[str], None]) -> None:
@@ -63,6 +66,7 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
         ws="none",
         lifespan="on",
         limit_concurrency=_MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         timeout_graceful_shutdown=_END_WITHIN_S,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,

@@ -6,6 +6,7 @@ job of this machine stays in effect, because the job's supervisor carries it out
 
 import itertools
 import logging
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from safepoint.errors import SafepointError
 from safepoint.foundation import clock
 
 _MOST = 200
+_FIRST_NUMBERS = 1 << 48
 _log = logging.getLogger("safepoint")
 
 
@@ -91,7 +93,8 @@ class Works:
 
     def __init__(self, changed: Callable[[str], None]) -> None:
         self._changed = changed
-        self._numbers = itertools.count(1)
+        # A page that was opened before a restart must not show the action of another page under its own number.
+        self._numbers = itertools.count(secrets.randbelow(_FIRST_NUMBERS) + 1)
         self._works: dict[int, Work] = {}
         self._lock = threading.Lock()
 

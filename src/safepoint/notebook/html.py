@@ -26,6 +26,9 @@ _MOST_POINTS = 200
 _MOST_EVENTS = 8
 _MOST_CHECKPOINTS = 8
 _MOST_ROWS = 100
+_NO_FORMULAS = "tex2jax_ignore mathjax_ignore"
+"""Notebooks set what stands between dollar signs as a formula, also across several values. MathJax leaves out
+elements of these classes."""
 _COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 
 
@@ -99,7 +102,7 @@ def _render(template: str, **values: Any) -> str | None:
     if environment is None:
         return None
     body: str = environment.get_template(template).render(**values)
-    return f'<div class="safepoint"><style>{_style()}</style>{body}</div>'
+    return f'<div class="safepoint {_NO_FORMULAS}"><style>{_style()}</style>{body}</div>'
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import datetime
 import math
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -77,6 +78,12 @@ def _size(num_bytes: int | None) -> str:
     return NOTHING if num_bytes is None else format_bytes(num_bytes)
 
 
+def _quoted(text: str) -> str:
+    """A text as a part of an address. A path on this machine may have bytes that are not UTF-8; Jinja's own filter
+    `urlencode` raises an exception then."""
+    return quote(text, safe="/", errors="surrogateescape")
+
+
 def make_environment(package: str) -> jinja2.Environment:
     """The templates of a package, which may use the templates of this package.
 
@@ -98,6 +105,7 @@ def make_environment(package: str) -> jinja2.Environment:
         "duration": _duration,
         "size": _size,
         "number": _number,
+        "urlencode": _quoted,
         "count": plural,
     }
     environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ METRICS_NAME = "metrics.jsonl"
 MOST_POINTS = 4096
 _MAX_LINE_BYTES = 1 << 16
 _MAX_BYTES = 64 << 20
+_MOST_READ = 2 * MOST_POINTS
+"""Only the newest lines are parsed: another program may have written more points than a run does."""
 _PACE = ("steps_per_s", "samples_per_s")
 
 
@@ -137,9 +140,10 @@ class MetricReader:
             identity = (status.st_dev, status.st_ino)
             if identity != self._file or status.st_size < self._offset:  # the file was thinned or replaced
                 self._file, self._offset, self._points = identity, 0, []
+            self._offset = max(self._offset, status.st_size - _MAX_BYTES)
             file.seek(self._offset)
-            added, self._offset = _lines(file, min(_MAX_BYTES, status.st_size))
-            self._points = [*self._points, *added]
+            added, self._offset = _lines(file, status.st_size)
+            self._points = [*self._points, *added][-_MOST_READ:]
             return self._points
         return []
 
@@ -155,18 +159,21 @@ def read_points(path: Path, *, last_bytes: int | None = None) -> list[MetricPoin
     with contextlib.suppress(OSError), open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         file.seek(max(0, size_bytes - min(_MAX_BYTES, size_bytes if last_bytes is None else last_bytes)))
-        return _lines(file, _MAX_BYTES)[0]
+        return _lines(file, size_bytes)[0]
     return []
 
 
 def _lines(file: BinaryIO, end: int) -> tuple[list[MetricPoint], int]:
     """The points from the position of the file on, and where the next point begins; a line without its end waits."""
-    found: list[MetricPoint] = []
+    newest = deque[bytes](maxlen=_MOST_READ)
     offset = file.tell()
     while offset < end and (line := file.readline(_MAX_LINE_BYTES)):
         if len(line) < _MAX_LINE_BYTES and not line.endswith(b"\n"):
             break
         offset += len(line)
+        newest.append(line)
+    found: list[MetricPoint] = []
+    for line in newest:
         with contextlib.suppress(ValueError):
             found.append(_parse(line))
     return found, offset

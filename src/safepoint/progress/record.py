@@ -201,27 +201,31 @@ class Progress:
         """Seconds of training that are left, at the pace of this attempt; None when unknown."""
         if self.state is State.FINISHED:
             return 0.0
-        if self.step_s is None or self.max_steps <= 0:
+        return None if self.max_steps <= 0 else self.time_of(self.max_steps - self.step)
+
+    def time_of(self, num_steps: int) -> float | None:
+        """Seconds that so many steps take, at the pace of this attempt; None when unknown, and 0 for less than 0."""
+        if self.step_s is None:
             return None
-        return max(0, self.max_steps - self.step) * (self.step_s + self.pause_s)
+        return _finite(max(0, num_steps) * (self.step_s + self.pause_s))
 
     @property
     def steps_per_s(self) -> float | None:
         """Optimizer steps in a second, without evaluations and saves; None until two steps were measured."""
-        return 1 / self.step_s if self.step_s else None
+        return _finite(1 / self.step_s) if self.step_s else None
 
     @property
     def samples_per_s(self) -> float | None:
         """Samples of all ranks in a second, without evaluations and saves; None when unknown."""
         speed = self.steps_per_s
-        return None if speed is None or not self.samples_per_step else speed * self.samples_per_step
+        return None if speed is None or not self.samples_per_step else _finite(speed * self.samples_per_step)
 
     @property
     def save_needed_s(self) -> float | None:
         """About how long a save on demand takes; None when unknown. This is the time of the save plus that of a whole
         step, because a step may just have begun."""
         expected_s = self.saves.expected_s
-        return None if expected_s is None else (self.step_s or 0.0) + expected_s
+        return None if expected_s is None else _finite((self.step_s or 0.0) + expected_s)
 
     def to_document(self) -> dict[str, Any]:
         """The record as a JSON object."""
@@ -400,6 +404,9 @@ _OPTIONAL = {
 
 def _rounded(value: Any) -> Any:
     """A float with six significant digits; None for one that is too large."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return _finite(float(f"{value:.6g}")) if isinstance(value, float) else value
+
+
+def _finite(value: float) -> float | None:
+    """`value`; None if it is not finite. A record may state a step of 1e308 seconds."""
+    return value if math.isfinite(value) else None

@@ -97,7 +97,8 @@ def test_a_document_has_plain_values() -> None:
     document = consequence_of(Action.RESUME, job_record("tiny", JobState.SUSPENDED, safe_step=7), None).to_document()
     assert document["action"] == "resume"
     assert document["sentences"] == [
-        "The job continues from its newest checkpoint, step 7, as soon as there is room for it."
+        "The job continues from its newest checkpoint, step 7, as soon as there is room for it.",
+        "Its files are read first. If they are damaged, the newest valid checkpoint is used.",
     ]
 
 

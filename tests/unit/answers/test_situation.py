@@ -66,6 +66,9 @@ def test_a_suspended_job_says_what_is_saved() -> None:
     job = job_record("tiny", JobState.SUSPENDED, safe_step=820)
     assert sentence_of(job, None) == "Suspended: step 820 is saved. It continues with “resume”."
     assert "nothing is saved" in sentence_of(job_record("tiny", JobState.SUSPENDED), None)
+    for step, message, more in ((1240, "step 1240 is saved", ""), (7, "by ada", " By ada.")):  # each fact once
+        job = job_record("tiny", JobState.SUSPENDED, safe_step=step, message=message)
+        assert sentence_of(job, None) == f"Suspended: step {step:,} is saved. It continues with “resume”.{more}"
 
 
 def test_every_state_has_a_sentence() -> None:

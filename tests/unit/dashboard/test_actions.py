@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from safepoint.dashboard.work import Outcome, Works
 from safepoint.jobs.local.history import History
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
@@ -201,3 +202,15 @@ def test_a_link_is_made_for_another_person(dashboard: Dashboard) -> None:
         dashboard.leave()
         assert expected in dashboard.get(link).text
         assert dashboard.get(link).status_code == 401
+
+
+def test_numbers_of_actions_are_not_used_again() -> None:
+    """After a restart, an open page must not show another action under the number of its own."""
+    done = Outcome(sentence="done")
+    numbers = {
+        works.begin("suspend tiny", lambda: done, back="/", by="ada").number
+        for works in [Works(lambda key: None) for _ in range(4)]
+        for _ in range(4)
+    }
+    assert len(numbers) == 16
+    assert all(0 < number < 1 << 53 for number in numbers)  # a script reads them as floats

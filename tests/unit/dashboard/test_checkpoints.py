@@ -118,6 +118,37 @@ def test_the_table_of_a_job(home: Path, dashboard: Dashboard) -> None:
     assert re.search(r"all files read <time [^>]*>[^<]*</time>, here", page)
 
 
+def test_damage_that_was_found_stays_visible(home: Path, dashboard: Dashboard) -> None:
+    """A list compares only sizes. Without the result of the check, the damaged one would seem to be the next."""
+    output = write_sample(home, Sample(name="tiny", state=JobState.SUSPENDED, step=30, steps=(10, 20, 30)))
+    model = output / "checkpoint-30" / "model.safetensors"
+    good = model.read_bytes()
+    model.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    path = "/jobs/local/tiny/checkpoints"
+
+    def found() -> tuple[str, str, str]:
+        work = dashboard.post(f"{path}/verify", {"checkpoint": "checkpoint-30"})
+        while dashboard.get(f"{work.headers['location']}.json").json()["state"] == "running":
+            pass
+        page = dashboard.get(path).text
+        row = re.search(r"<tr>\s*<td class=\"name\">checkpoint-30.*?</tr>", page, re.DOTALL)
+        next_one = re.search(r"(checkpoint-\d+) <span class=\"sub\">newest", page)
+        assert row is not None
+        assert next_one is not None
+        return row[0], next_one[1], dashboard.get("/jobs/local/tiny/resume").text
+
+    row, next_one, resume = found()
+    assert ">damaged<" in row
+    assert "model.safetensors: its content changed" in row
+    assert next_one == "checkpoint-20"
+    assert f"{path}/delete" not in row
+    assert "checkpoint-30 is damaged. The newest without a known fault: checkpoint-20." in resume
+    assert {one["name"]: one["state"] for one in dashboard.get(f"{path}.json").json()}["checkpoint-30"] == "damaged"
+    model.write_bytes(good)
+    row, next_one, resume = found()
+    assert (">complete<" in row, next_one, "is damaged." in resume) == (True, "checkpoint-30", False)
+
+
 def test_a_copy_on_this_machine_is_named(tmp_path: Path) -> None:
     """Of a run that publishes its checkpoints in an object store, for which a folder stands here."""
     for step in (10, 20):

@@ -9,6 +9,7 @@ import pytest
 from safepoint.dashboard import live as live_module
 from safepoint.dashboard.live import Live
 from safepoint.dashboard.reading.places import Places
+from safepoint.foundation import clock
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
@@ -96,3 +97,23 @@ def test_nothing_is_read_while_no_page_is_open(home: Path, monkeypatch: pytest.M
     finally:
         live.close()
         places.close()
+
+
+def test_a_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page opens another one, and that request is checked. A session of twelve hours has ended then."""
+    monkeypatch.setattr(live_module, "_ALIVE_EVERY_S", 0.01)
+    places = Places({})
+    live = Live(places)
+    now_s = clock.monotonic_s()
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
+
+    async def read() -> list[bytes]:
+        nonlocal now_s
+        stream = live.stream()
+        parts = [await anext(stream), await anext(stream)]
+        now_s += 601
+        return [*parts, *[part async for part in stream]]
+
+    hello, *alive = asyncio.run(asyncio.wait_for(read(), 20 * PATIENCE))
+    assert b"event: hello" in hello
+    assert set(alive) == {b": alive\n\n"}

@@ -21,7 +21,7 @@ from safepoint.jobs.model.states import JobState
 from tests.support.dashboards import Sample, write_sample
 from tests.support.hostile_texts import HOSTILE, Tags, write_hostile
 from tests.support.patience import PATIENCE
-from tests.unit.dashboard.conftest import Dashboard
+from tests.unit.dashboard.conftest import BASE, Dashboard
 
 RUNNING = Sample(name="tiny", state=JobState.RUNNING, step=40, steps=(10, 20, 30), num_points=40)
 VALUES = {"{place}": "local", "{name}": "tiny", "{action}": "suspend", "{number}": "1"}
@@ -177,6 +177,7 @@ def test_a_form_of_another_site_is_refused(home: Path, dashboard: Dashboard) -> 
         (b"{}", "application/json", 415),
         (b"a=" + b"x" * (1 << 17), "application/x-www-form-urlencoded", 413),
         (b"&".join(b"a=1" for _ in range(60)), "application/x-www-form-urlencoded", 400),
+        (b"target=/tmp/%FF", "application/x-www-form-urlencoded", 400),  # another path would be written
     ):
         answer = dashboard.client.post(POSTS[0], content=body, headers={"content-type": kind})
         assert answer.status_code == status
@@ -184,6 +185,32 @@ def test_a_form_of_another_site_is_refused(home: Path, dashboard: Dashboard) -> 
         assert history.job("tiny").wanted is RequestedAction.RUN
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
         assert dashboard.client.request(method, "/jobs").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "empty"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": BASE}, 200),
+    ],
+)
+def test_a_page_of_another_port_reads_nothing(
+    home: Path, dashboard: Dashboard, headers: dict[str, str], status: int
+) -> None:
+    """A browser sends it the cookie, because all ports of an address are one site. Links still lead to the pages."""
+    write_sample(home, RUNNING)
+    dashboard.visitor()
+    for method, path in ROUTES:
+        if method == "GET" and path not in {"/", "/live", "/enter", "/actions/1"}:
+            assert dashboard.get(path, headers=headers).status_code == status, path
 
 
 def test_a_viewer_changes_nothing(home: Path, start: Callable[..., Dashboard]) -> None:
@@ -209,10 +236,12 @@ def test_a_viewer_sees_no_actions_at_other_locations(home: Path, dashboard: Dash
     """The page of an action names the files of a checkpoint. Viewers see those of jobs, also as JSON."""
     write_sample(home, RUNNING)
     output = str(home / "out" / "tiny")
+    places: list[str] = []
     for form, path in (({"location": output}, "/checkpoints"), ({}, "/jobs/local/tiny/checkpoints")):
         answer = dashboard.post(f"{path}/verify", {**form, "checkpoint": "checkpoint-10"})
         assert answer.status_code == 303
-    pages = [f"/actions/{number}{kind}" for number in (1, 2) for kind in ("", ".json")]
+        places.append(answer.headers["location"])
+    pages = [f"{place}{kind}" for place in places for kind in ("", ".json")]
     assert [dashboard.get(page).status_code for page in pages] == [200, 200, 200, 200]
     dashboard.visitor(Role.VIEWER)
     assert [dashboard.get(page).status_code for page in pages] == [404, 404, 200, 200]

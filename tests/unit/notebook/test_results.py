@@ -163,6 +163,18 @@ def test_a_cell_is_static(home: Path, client: TrainerClient) -> None:
         assert len(markup) < 64_000
 
 
+def test_dollar_signs_are_no_formulas(home: Path, client: TrainerClient) -> None:
+    """JupyterLab and nbconvert let MathJax set the text between two of them, also across values. It looks for classes
+    of an element around the text."""
+    write_sample(home, RUNNING)
+    for result in (client.get_job("tiny"), client.list_jobs(), client.list_checkpoints("tiny")):
+        markup = result._repr_html_() or ""  # type: ignore[union-attr]
+        classes = re.match(r'<div class="([^"]*)">', markup)
+        assert classes is not None
+        assert {"tex2jax_ignore", "mathjax_ignore"} <= set(classes[1].split())
+        assert "tex2jax_process" not in markup
+
+
 def test_hostile_texts_are_shown_as_text(home: Path, client: TrainerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """They add no element or attribute, and show no credentials or control characters; in texts neither."""
     usual: set[tuple[str, tuple[str, ...]]] = set()

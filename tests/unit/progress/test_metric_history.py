@@ -88,6 +88,22 @@ def test_a_reader_reads_only_what_is_new(tmp_path: Path) -> None:
     assert [point.step for point in read_points(path, last_bytes=len(lines[4]))] == [5]
 
 
+def test_more_points_than_a_run_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the newest are read, whatever the size of the file. Otherwise a page would wait for a minute."""
+    monkeypatch.setattr(metric_history, "_MOST_READ", 8)
+    monkeypatch.setattr(metric_history, "_MAX_BYTES", 1000)
+    path = tmp_path / "metrics.jsonl"
+    lines = [point_of(report(step)).to_line() for step in range(1, 41)]
+    path.write_bytes(b"".join(lines[:30]))
+    reader = MetricReader(path)
+    for last in (30, 35, 40):
+        path.write_bytes(b"".join(lines[:last]))
+        for found in (reader.read(), read_points(path)):
+            assert len(found) <= 8
+            assert [point.step for point in found] == list(range(last - len(found) + 1, last + 1))
+            assert found
+
+
 def test_later_steps_of_a_stranger_do_not_end_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The distance of new points comes from the points in the file, in which steps may be far ahead."""
     monkeypatch.setattr(metric_history, "MOST_POINTS", 64)

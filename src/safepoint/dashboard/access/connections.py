@@ -3,11 +3,12 @@
 Without these limits, one session or program could use up all connections of the server.
 
 A connection belongs to the session of its last request. Connections without a session end after ten seconds. At most
-64 connections of a session, and 64 without a session, are open at a time. A further connection ends the oldest
-connection of its kind. With TLS, the handshake has the same time limit, and at most 128 handshakes run.
+64 connections of a session, and 64 without a session, are open at a time. If there is one more, the oldest connection
+of the user who has the most of them ends. With TLS, the handshake has the same time limit, and at most 128 handshakes
+run.
 
 A connection from this machine also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
-requests.
+requests. All connections from other machines count as those of one user.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import contextlib
 import ipaddress
 import itertools
 import socket
+from collections.abc import Iterable
 from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -64,14 +66,15 @@ class BoundedConnection(H11Protocol):
         """Begin to serve the connection."""
         super().connection_made(transport)
         self.number = next(_numbers)
-        self.app_state = {**self.app_state, "user": _user_of(transport)}
+        self.user = _user_of(transport)
+        self.app_state = {**self.app_state, "user": self.user}
         self.listener.is_served(transport.get_extra_info("socket").fileno())
         self._limit = self.loop.call_later(_UNKNOWN_S, self._end_if_unknown)
         of_session: dict[str | None, list[BoundedConnection]] = {}
         for one in sorted(cast("set[BoundedConnection]", self.connections), key=lambda one: one.number):
             of_session.setdefault(one.session, []).append(one)
         for connections in of_session.values():
-            for one in connections[:-_MOST_OF_SESSION]:
+            for one in _surplus(connections):
                 one.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -94,6 +97,21 @@ class BoundedConnection(H11Protocol):
     def _end_if_unknown(self) -> None:
         if self.session is None:
             self.transport.abort()  # `close` would wait until the other side has read everything
+
+
+def _surplus(connections: Iterable[BoundedConnection]) -> list[BoundedConnection]:
+    """The connections of a session, or without one, that have to end.
+
+    A stranger who opens connections all the time ends only their own. A visitor's connection has no session at first.
+
+    Args:
+        connections: the connections, oldest first.
+    """
+    of_user: dict[str, list[BoundedConnection]] = {}
+    for one in connections:
+        of_user.setdefault(one.user, []).append(one)
+    num_left = sum(map(len, of_user.values())) - _MOST_OF_SESSION
+    return [max(of_user.values(), key=len).pop(0) for _ in range(num_left)]
 
 
 def _user_of(transport: asyncio.Transport) -> str:

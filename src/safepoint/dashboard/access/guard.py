@@ -1,11 +1,12 @@
 """Checks every request before its route, and adds the headers that protect a page in the browser.
 
-A request needs one of the dashboard's own names as its Host. It also needs the cookie of a visitor, except for the
-exchange of a link and for static files. A POST needs an operator and the token of the operator's session, and is
-refused if another site has sent it.
+A request needs one of the dashboard's own names as its Host. If a page of another origin has sent it, it is refused,
+except for links to pages. A request also needs the cookie of a visitor, except for the exchange of a link and for
+static files. A POST needs an operator and the token of the operator's session.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
@@ -27,6 +28,14 @@ _BUG = Refusal(
     500,
     "the dashboard could not answer",
     hint="this is a bug in Safepoint; report it with the lines on the terminal",
+)
+_MOST_REQUESTS = 96
+"""Of a session, at a time. A request counts until it is answered, also if its connection has ended: the server
+answers only a limited number of requests at a time."""
+_TOO_MANY = Refusal(
+    429,
+    "too many requests of this session are not answered yet; this one was refused",
+    hint="wait for the others, and load the page again",
 )
 _log = logging.getLogger("safepoint")
 _MOST_BYTES = 64 << 10
@@ -61,6 +70,8 @@ class Guard:
         self._settings = settings
         self._sessions = sessions
         self._cookie = cookie
+        self._running: Counter[str] = Counter()
+        """The requests of each session that are not answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or the start and the end of the process."""
@@ -85,12 +96,26 @@ class Guard:
         except Refusal as refusal:
             await refuse(refusal, state)(scope, receive, send_protected)
             return
+        visitor: Visitor | None = state["visitor"]
+        session = "" if visitor is None else visitor.session
+        if session and self._running[session] >= _MOST_REQUESTS:
+            await refuse(_TOO_MANY, state)(scope, receive, send_protected)
+            return
+        self._running[session] += 1
+        try:
+            await self._answer(scope, receive, send_protected)
+        finally:
+            self._running[session] -= 1
+            if not self._running[session]:
+                del self._running[session]
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
         async def send_noted(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
-            await send_protected(message)
+            await send(message)
 
         try:
             await self._app(scope, receive, send_noted)
@@ -98,11 +123,12 @@ class Guard:
             if has_begun:
                 raise
             _log.exception("the dashboard could not answer %s %s", scope["method"], scope["path"])
-            await refuse(_BUG, state)(scope, receive, send_protected)
+            await refuse(_BUG, scope["state"])(scope, receive, send)
 
     async def _check(self, scope: Scope, receive: Receive, state: MutableMapping[str, Any]) -> None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._check_host(headers)
+        self._check_origin(scope["method"], headers)
         state["visitor"] = visitor = self._visitor(scope, headers)
         if scope["method"] not in {"GET", "HEAD", "POST"}:
             raise Refusal(405, "this method is not supported")
@@ -118,7 +144,6 @@ class Guard:
             )
         state["form_token"] = self._sessions.form_token(visitor)
         if scope["method"] == "POST":
-            self._check_origin(headers)
             state["form"] = form = await _read_form(headers, receive)
             given = next((value.decode("latin-1") for name, value in headers if name == TOKEN_HEADER), None)
             if not self._sessions.is_form_token(visitor, given or form.get(FORM_TOKEN, "")):
@@ -153,14 +178,25 @@ class Guard:
                 hint="if the name is right, start the dashboard with --name NAME",
             )
 
-    def _check_origin(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Refuse a form that another site has sent. Browsers state the origin; programs need not."""
+    def _check_origin(self, method: str, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refuse what a page of another origin has sent, except for links. Browsers state this; programs need not.
+
+        For a browser, all ports of an address are one site. So a page of any program at the same address could send
+        requests with the cookie, such as searches that take long.
+        """
         found = {name: value.decode("latin-1").lower() for name, value in headers}
         origin, site = found.get(b"origin"), found.get(b"sec-fetch-site")
-        if site not in {None, "same-origin"} or (
-            origin is not None and origin.partition("://")[2] != found.get(b"host", "")
-        ):
-            raise Refusal(403, "another site has sent this form; nothing was done")
+        if method == "POST":
+            is_own = site in {None, "same-origin"}
+        else:  # `none`: the person has typed the address
+            is_link = (found.get(b"sec-fetch-mode"), found.get(b"sec-fetch-dest")) == ("navigate", "document")
+            is_own = site in {None, "same-origin", "none"} or is_link
+        if not is_own or (origin is not None and origin.partition("://")[2] != found.get(b"host", "")):
+            raise Refusal(
+                403,
+                "a page of another site has sent this request; nothing was done",
+                hint="open the address of the dashboard in a window of its own",
+            )
 
 
 def _note_json(scope: Scope, state: MutableMapping[str, Any]) -> None:
@@ -195,7 +231,7 @@ async def _read_form(headers: list[tuple[bytes, bytes]], receive: Receive) -> Ma
     if body and kind.split(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
         raise Refusal(415, "the form has another type than application/x-www-form-urlencoded; nothing was done")
     try:
-        fields = parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS, keep_blank_values=True)
+        fields = parse_qs(body.decode("ascii"), max_num_fields=_MOST_FIELDS, keep_blank_values=True, errors="strict")
     except ValueError as error:
         raise Refusal(400, "the form cannot be read; nothing was done") from error
     return {name: values[-1] for name, values in fields.items()}

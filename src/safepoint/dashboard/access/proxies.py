@@ -49,13 +49,26 @@ def proxied_visitor(
     found = [value for name, value in headers if name == wanted]
     if len(found) > 1:
         raise TwoUsersError
-    name = found[0].decode("utf-8", "replace").strip() if found else ""
-    if not name or len(name) > _MOST_CHARACTERS or not name.isprintable():
+    name = _name_in(found[0]) if found else ""
+    if not name:
         return None
     if not _may_name(settings, user):
         return None
     is_operator = name in settings.operators and not settings.is_read_only
     return Visitor(session=f"proxy {name}", role=Role.OPERATOR if is_operator else Role.VIEWER, name=name)
+
+
+def _name_in(value: bytes) -> str:
+    """The name in a header, exactly as the proxy has sent it; empty for a value that is not a name.
+
+    Only the spaces that HTTP allows around a value are left out. Without a no-break space, for example, the name of
+    one user could become that of another.
+    """
+    try:
+        name = value.strip(b" \t").decode()
+    except UnicodeDecodeError:
+        return ""
+    return name if len(name) <= _MOST_CHARACTERS and name.isprintable() else ""
 
 
 def _may_name(settings: DashboardSettings, user: str) -> bool:

@@ -1,5 +1,6 @@
 """The pages of an action on a job: what it would do, the action itself, and its result with the receipt."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,12 +11,14 @@ from starlette.routing import Route
 from safepoint.answers.consequence import Action, consequence_of
 from safepoint.answers.job_documents import job_document
 from safepoint.answers.receipts import facts_of, receipt_of
+from safepoint.dashboard.pages.checkpoint_actions import back_of_job, checks_here
 from safepoint.dashboard.pages.context import actor_of, context_of, in_thread, visitor_of
 from safepoint.dashboard.pages.job import place_and_name
-from safepoint.dashboard.reading.places import ListedJob
+from safepoint.dashboard.reading.checkpoint_view import inventory_of_job, rows_of
+from safepoint.dashboard.reading.places import ListedJob, PlaceReader
 from safepoint.dashboard.rendering import Refusal, respond
 from safepoint.dashboard.work import Outcome
-from safepoint.errors import NotFoundError, UnsupportedError
+from safepoint.errors import NotFoundError, SafepointError, UnsupportedError
 from safepoint.foundation.units import plural
 from safepoint.jobs.local.chosen_checkpoint import Choice, choice_of
 from safepoint.jobs.local.local_jobs import LocalJobs
@@ -45,8 +48,10 @@ async def before(request: Request) -> Response:
                 begins = newest_state(job, output).why
         return one, output, choice, begins
 
-    one, output, choice, begins = await in_thread(read)
+    one, output, choice, begins = await in_thread(request, read)
     found = consequence_of(action, one.job, one.progress, output, choice=choice, begins=begins)
+    is_newest = action is Action.RESUME and found.is_possible and choice is None and not begins
+    damage = await in_thread(request, lambda: _known_damage(request, reader, name)) if is_newest else ""
     return await respond(
         request,
         "action.html",
@@ -57,15 +62,32 @@ async def before(request: Request) -> Response:
         reader=reader,
         output=output,
         choice=choice,
+        damage=damage,
         tone=TONES[one.job.state],
     )
+
+
+def _known_damage(request: Request, reader: PlaceReader, name: str) -> str:
+    """A sentence if a check of this dashboard has found the newest checkpoint damaged; otherwise empty."""
+    checks = checks_here(request, back_of_job(reader.key, name))
+    if not any(check.faults for check in checks.values()):
+        return ""
+    try:
+        rows = rows_of(inventory_of_job(reader, name), checks=checks)
+    except SafepointError:
+        return ""
+    newer = list(itertools.takewhile(lambda row: not row.is_next, rows))
+    damaged = next((row.item.name for row in newer if row.check is not None and row.check.faults), "")
+    newest = next((row.item.name for row in rows if row.is_next), "none")
+    found = f"A check has found that {damaged} is damaged. The newest without a known fault: {newest}."
+    return found if damaged else ""
 
 
 async def act(request: Request) -> Response:
     """Begin the action, and show its page."""
     (reader, name), action = place_and_name(request), _action(request)
     form: Mapping[str, str] = request.state.form
-    await in_thread(lambda: reader.job(name))
+    await in_thread(request, lambda: reader.job(name))
     actor, back = actor_of(request), f"/jobs/{reader.key}/{name}"
     do = _doing(action, form, name)
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.retention import KeepNewest
 from safepoint.checkpoint.tools.copy import check_outside, copy
 from safepoint.checkpoint.tools.documents import verify_document
@@ -61,7 +62,7 @@ async def export_to(request: Request) -> Response:
 async def read_in_pod(request: Request) -> Response:
     """Read the checkpoints of a job on a cluster in a pod."""
     reader, name = place_and_name(request)
-    await in_thread(lambda: reader.job(name))
+    await in_thread(request, lambda: reader.job(name))
     if reader.is_local:
         raise Refusal(400, "the checkpoints of a job of this machine need no pod; nothing was done")
     actor = actor_of(request)
@@ -101,9 +102,8 @@ def checks_here(request: Request, back: str) -> dict[str, Check]:
     for work in context_of(request).works.done(back):
         verb, _, checkpoint = work.title.partition(" ")
         if verb == "verify" and work.outcome is not None and work.ended is not None:
-            found.pop(checkpoint, None)
-            if work.outcome.document.get("valid") is True:
-                found[checkpoint] = Check(time=work.ended, how="here")
+            faults = tuple(Fault(**fault) for fault in work.outcome.document["faults"])
+            found[checkpoint] = Check(time=work.ended, how="here", faults=faults)
     return found
 
 
@@ -118,7 +118,7 @@ async def _begin(request: Request, verb: str, do: Do) -> Response:
         location = form.get("location", "")[:LONGEST]
         opened, back = (lambda: open_any(location)[0]), back_of(location)
     # Raises an error before the action begins if there is no such checkpoint.
-    await in_thread(lambda: opened().item(checkpoint))
+    await in_thread(request, lambda: opened().item(checkpoint))
     work = context_of(request).works.begin(
         f"{verb} {checkpoint}", lambda: do(opened(), checkpoint), back=back, by=actor_of(request)
     )

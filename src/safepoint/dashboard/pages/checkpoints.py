@@ -51,9 +51,9 @@ async def of_job(request: Request) -> Response:
             inventory, settings=one.job.settings, checks=checks, local=local
         )
 
-    job = (await in_thread(lambda: reader.job(name))).job
+    job = (await in_thread(request, lambda: reader.job(name))).job
     try:
-        location, rows = await in_thread(read)
+        location, rows = await in_thread(request, read)
     except OnlyInPodsError as error:
         return await _as_a_pod_read_them(request, reader, name, error)
     except SafepointError as error:
@@ -82,7 +82,7 @@ async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, 
         job=name,
         base=base,
         failure=sentence_of_error(error) if read is None else "",
-        on=f" --on {shlex.quote(reader.name)}",
+        on=reader.option,
         read="never" if read is None else read.ended,
     )
 
@@ -105,7 +105,7 @@ async def of_location(request: Request) -> Response:
 
     is_operator, places = visitor_of(request).is_operator, context_of(request).places
     try:
-        rows = await in_thread(read)
+        rows = await in_thread(request, read)
     except SafepointError as error:
         if request.state.wants_json:
             raise

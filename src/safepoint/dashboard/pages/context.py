@@ -8,13 +8,16 @@ from typing import TypeVar, cast
 from starlette.requests import Request
 
 from safepoint.dashboard.access.sessions import Sessions, Visitor
+from safepoint.dashboard.access.turns import Turns
 from safepoint.dashboard.live import Live
 from safepoint.dashboard.reading.places import Places
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.dashboard.work import Works
-from safepoint.errors import StorageError
+from safepoint.errors import StorageError, WaitTimeoutError
 
 _LONGEST_PATH = 300
+_READ_WITHIN_S = 40.0
+"""Longer than a place waits for its jobs."""
 _T = TypeVar("_T")
 
 
@@ -32,6 +35,7 @@ class Context:
         link_used: called with the role of a link that was used.
         outputs: limits how many outputs of jobs are read at a time. A read may take long, and other pages need
             threads.
+        reads: limits what is read for pages at a time.
     """
 
     settings: DashboardSettings
@@ -41,7 +45,8 @@ class Context:
     sessions: Sessions
     cookie: str
     link_used: Callable[[str], None]
-    outputs: asyncio.Semaphore
+    outputs: Turns
+    reads: Turns
 
 
 def context_of(request: Request) -> Context:
@@ -60,14 +65,30 @@ def actor_of(request: Request) -> str:
     return f"{name} (dashboard)" if name else "dashboard"
 
 
-async def in_thread(task: Callable[[], _T]) -> _T:
+async def in_thread(request: Request, task: Callable[[], _T]) -> _T:
     """Run what reads files or waits for a server on a thread, so that other requests are answered meanwhile.
+
+    A read may hang, as in a folder whose server does not answer. It keeps its turn until it ends, so that the reads
+    of one session do not take all threads.
 
     Raises:
         StorageError: a file cannot be read.
+        WaitTimeoutError: the task is not done in time; its thread goes on.
     """
+
+    async def read() -> _T:
+        async with context_of(request).reads.take(visitor_of(request).session):
+            return await asyncio.to_thread(task)
+
+    reading = asyncio.ensure_future(read())
     try:
-        return await asyncio.to_thread(task)
+        return await asyncio.wait_for(asyncio.shield(reading), _READ_WITHIN_S)
+    except TimeoutError:
+        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise WaitTimeoutError(
+            f"this page was not read within {_READ_WITHIN_S:g} s; a folder may be large, or a server may not answer",
+            hint="load the page again later, or use the command for the same",
+        ) from None
     except OSError as error:
         where = str(error.filename or "a file")[:_LONGEST_PATH]
         raise StorageError(f"{where} cannot be read: {error.strerror or error}", hint="check the path") from error

@@ -14,11 +14,13 @@ from safepoint.answers.job_documents import (
     safe_step,
     status_document,
 )
-from safepoint.dashboard.pages.context import context_of, in_thread
+from safepoint.dashboard.pages.context import context_of, in_thread, visitor_of
 from safepoint.dashboard.reading.job_view import MOST_RANKS, metric_columns, read_job
 from safepoint.dashboard.reading.places import PlaceReader
 from safepoint.dashboard.rendering import Refusal, json_response, respond, sentence_of_error
 from safepoint.errors import NotFoundError
+from safepoint.foundation import clock
+from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.presentation.tones import TONES
 
@@ -28,6 +30,10 @@ _NUM_LINES = 200
 _MOST_LINES = 2000
 _LONGEST_LINE = 4000
 _TAIL_BYTES = 256 << 10
+_SEARCH_BYTES = 64 << 20
+"""A search reads only this much at the end of the output of each process."""
+_SEARCH_S = 15.0
+"""A search ends after this time, also if it has not read everything."""
 _MOST_LETTERS = 256 << 10
 """Of all lines of a page."""
 
@@ -40,7 +46,7 @@ def place_and_name(request: Request) -> tuple[PlaceReader, str]:
 async def job(request: Request) -> Response:
     """A job; as JSON, what `safepoint status --json` prints."""
     reader, name = place_and_name(request)
-    view = await in_thread(lambda: read_job(reader, name))
+    view = await in_thread(request, lambda: read_job(reader, name))
     one = view.listed
     document = status_document(one.job, view.progress, view.output, view.attempts, view.details)
     return await respond(
@@ -63,7 +69,7 @@ async def job(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """The metrics over the steps, as columns of numbers; always JSON."""
     reader, name = place_and_name(request)
-    points = await in_thread(lambda: reader.points(reader.job(name)))
+    points = await in_thread(request, lambda: reader.points(reader.job(name)))
     return await json_response({"job": name, **metric_columns(points)})
 
 
@@ -71,7 +77,7 @@ async def events(request: Request) -> Response:
     """The events; as JSON, what `safepoint events --json` prints."""
     reader, name = place_and_name(request)
 
-    found = await in_thread(lambda: reader.events(reader.job(name)))
+    found = await in_thread(request, lambda: reader.events(reader.job(name)))
     if request.state.wants_json:
         return await json_response([event_document(event) for event in found])
     shown = event_rows(found[-_MOST_EVENTS:])
@@ -86,11 +92,11 @@ async def logs(request: Request) -> Response:
         raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
     rank = int(rank_text) if rank_text else None
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
-    one = await in_thread(lambda: reader.job(name))
+    one = await in_thread(request, lambda: reader.job(name))
     why, is_cut = "", False
     try:
-        async with context_of(request).outputs:
-            lines, is_cut = await in_thread(lambda: _tail(reader, name, rank, query, most))
+        async with context_of(request).outputs.take(visitor_of(request).session):
+            lines, is_cut = await in_thread(request, lambda: _tail(reader, name, rank, query, most))
     except NotFoundError as error:
         if request.state.wants_json or rank is not None:
             raise
@@ -110,19 +116,24 @@ async def logs(request: Request) -> Response:
         ranks=range(min(num_ranks, MOST_RANKS)),
         is_cut=is_cut,
         why=why,
+        limits=(format_bytes(_SEARCH_BYTES), format_duration(_SEARCH_S)),
     )
 
 
 def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> tuple[list[LogLine], bool]:
     """The last lines that contain the query, in upper or lower case, and whether there may be more."""
     wanted = query.lower()
+    until_s = clock.monotonic_s() + _SEARCH_S
     # Use a connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
-        # A search reads everything. Without a search, the end of a long output is enough.
-        found = jobs.logs(name, rank=rank, last_bytes=None if query else _TAIL_BYTES)
-        lines = (line for line in found if wanted in line.text.lower())
+        found = jobs.logs(name, rank=rank, last_bytes=_SEARCH_BYTES if query else _TAIL_BYTES)
         kept, num_letters, is_cut = collections.deque[LogLine](), 0, False
-        for line in lines:
+        for line in found:
+            if clock.monotonic_s() > until_s:
+                is_cut = True
+                break
+            if wanted not in line.text.lower():
+                continue
             # Whole lines are not kept: on a cluster they may have 1 MiB.
             kept.append(replace(line, text=line.text[:_LONGEST_LINE]))
             num_letters += len(kept[-1].text)

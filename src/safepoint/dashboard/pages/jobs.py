@@ -22,8 +22,8 @@ async def jobs(request: Request) -> Response:
     """The list that the query selects; as JSON, what `safepoint list --json` prints."""
     context, choice = context_of(request), Choice.of(request.query_params)
     if request.state.wants_json:
-        return await json_response(await in_thread(lambda: _documents(context, choice)))
-    found, rows = await in_thread(lambda: _page(context, choice))
+        return await json_response(await in_thread(request, lambda: _documents(context, choice)))
+    found, rows = await in_thread(request, lambda: _page(context, choice))
 
     def link(**changes: str | int) -> str:
         chosen = {

@@ -13,7 +13,7 @@ from safepoint.dashboard.rendering import respond
 async def storage(request: Request) -> Response:
     """How full the output locations are, and when they will be full."""
     context = context_of(request)
-    rooms = await in_thread(lambda: read_rooms(context.places))
+    rooms = await in_thread(request, lambda: read_rooms(context.places))
     return await respond(request, "storage.html", [room.to_document() for room in rooms], rooms=rooms)
 
 
@@ -21,7 +21,7 @@ async def costs(request: Request) -> Response:
     """The hours and the money of jobs: what they held, lost, and did not lose; separately, the time in queues."""
     context = context_of(request)
     settings = context.settings
-    found = await in_thread(lambda: read_costs(context.places, price_of=settings.price_of))
+    found = await in_thread(request, lambda: read_costs(context.places, price_of=settings.price_of))
     units = sorted({cost.unit for cost in found}, reverse=True)
     totals = {
         unit: {

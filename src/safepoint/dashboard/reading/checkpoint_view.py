@@ -1,9 +1,8 @@
 """The checkpoints of a job or of any location."""
 
 import contextlib
-import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,7 +40,9 @@ class CheckpointRow:
         world_size: with how many ranks it was saved; None if its manifest was not read.
         sizes: numbers of ranks on which a run can resume from it, smallest first. With these numbers, neither the
             batch of a rank nor the number of samples in a step changes. Empty if its manifest was not read.
-        check: the last check that read all its files, and found them good; None if no such check is known.
+        check: the last check that read all its files; None if no such check is known. What it has found is among the
+            faults of `item`.
+        is_next: whether a resume begins here, as far as is known.
         kept_by: why retention keeps it, as phrases; empty if no policy keeps it, or if the policies are not known.
         also_in: the path of a further copy on this machine; empty if there is none.
     """
@@ -52,21 +53,24 @@ class CheckpointRow:
     world_size: int | None = None
     sizes: tuple[int, ...] = ()
     check: "Check | None" = None
+    is_next: bool = False
     kept_by: tuple[str, ...] = ()
     also_in: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A check that read all files of a checkpoint, and found them good.
+    """A check that read all files of a checkpoint.
 
     Args:
         time: when it ended, RFC 3339 UTC.
         how: `at a resume` or `here`.
+        faults: what it has found.
     """
 
     time: str
     how: str
+    faults: tuple[Fault, ...] = ()
 
 
 class OnlyInPodsError(UnsupportedError):
@@ -93,7 +97,7 @@ def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
     if found is None:
         raise OnlyInPodsError(
             f"{output} can be read only in the cluster",
-            hint=f"`safepoint checkpoints list --on {shlex.quote(reader.name)} job:{name}` also reads it, in a pod",
+            hint=f"`safepoint checkpoints list{reader.option} job:{name}` also reads it, in a pod",
         )
     return found
 
@@ -105,7 +109,7 @@ def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             item = _item_in(document)
             rows.append(CheckpointRow(item=item, state=state_of(item, item.faults, deep=False), is_in_use=False))
-    return rows
+    return _with_next(rows)
 
 
 def _item_in(document: Mapping[str, Any]) -> Item:
@@ -161,11 +165,13 @@ def rows_of(
         checks: the last check of each checkpoint, by its name.
         local: for an object store: the folder of this machine in which the run also keeps its newest checkpoints.
     """
-    items = inventory.items()
+    found = [(item, _check_of(item, checks or {})) for item in inventory.items()]
+    # A list compares only names and sizes. What a check has found in the contents must stay visible.
+    items = [item if check is None else replace(item, faults=check.faults) for item, check in found]
     in_use = {item.name for item in items if inventory.is_in_use(item)}
     kept = {} if settings is None else reasons_to_keep(items, in_use, settings)
     rows: list[CheckpointRow] = []
-    for item in items:
+    for item, (_, check) in zip(items, found, strict=True):
         manifest = _manifest(inventory, item)
         rows.append(
             CheckpointRow(
@@ -174,12 +180,18 @@ def rows_of(
                 is_in_use=item.name in in_use,
                 world_size=None if manifest is None else manifest.world_size,
                 sizes=() if manifest is None else _sizes(manifest),
-                check=_check_of(item, checks or {}),
+                check=check,
                 kept_by=kept.get(item.name, ()),
                 also_in=_copy_of(item, Path(local)) if local and inventory.folder is None else "",
             )
         )
-    return rows
+    return _with_next(rows)
+
+
+def _with_next(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
+    """The rows, with the one at which a resume begins."""
+    newest = next((row for row in rows if row.item.counts and row.item.name != FINAL), None)
+    return [replace(row, is_next=row is newest) for row in rows]
 
 
 def _copy_of(item: Item, folder: Path) -> str:

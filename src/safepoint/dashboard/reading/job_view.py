@@ -195,7 +195,7 @@ def _settings(settings: RunSettings, origins: Mapping[str, str]) -> dict[str, tu
 
 
 def _commands(reader: PlaceReader, name: str, output: str | None) -> tuple[tuple[str, str], ...]:
-    on = "" if reader.is_local else f" --on {shlex.quote(reader.name)}"
+    on = reader.option
     found = [
         ("this page", f"safepoint status{on} {name}"),
         ("its output, as it is printed", f"safepoint logs -f{on} {name}"),

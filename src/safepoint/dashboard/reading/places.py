@@ -6,6 +6,7 @@ other places. While no page is open, nothing is read.
 
 import contextlib
 import re
+import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,8 @@ _BUSY_SHARE = 4
 """After a list took t seconds to read, it is read again after this many times t."""
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
+_EVENTS_BYTES = 8 << 20
+"""So much of a stream of events is read: more than 20,000 events."""
 _MOST_KEPT = 16
 """For how many jobs events and metrics stay in memory."""
 _CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
@@ -192,12 +195,16 @@ class PlaceReader:
         return current_points(self.call(ask))
 
     def events(self, listed: ListedJob) -> tuple[JobEvent, ...]:
-        """The events of a job, oldest first. While nothing about the job changes, they are read once."""
+        """The newest events of a job, oldest first. While nothing about the job changes, they are read once."""
         name = listed.job.name
+
+        def ask(jobs: JobPlace[Any]) -> list[JobEvent]:
+            return jobs.events(name, last_bytes=_EVENTS_BYTES) if isinstance(jobs, LocalJobs) else jobs.events(name)
+
         mark = (listed.job, listed.mark)
         before = self._events.get(name)
         if before is None or before[0] != mark or not self.is_local:
-            before = (mark, tuple(self.call(lambda jobs: jobs.events(name))))
+            before = (mark, tuple(self.call(ask)))
             with self._keeping:
                 self._events.pop(name, None)
                 self._events[name] = before
@@ -216,6 +223,11 @@ class PlaceReader:
     def title(self) -> str:
         """The name of the place, for people."""
         return "this machine" if self.is_local else self.name
+
+    @property
+    def option(self) -> str:
+        """The option that names the place in a command, after a space; empty for this machine."""
+        return "" if self.is_local else f" --on {shlex.quote(self.name)}"
 
     def close(self) -> None:
         """End the thread, without waiting for a running request."""

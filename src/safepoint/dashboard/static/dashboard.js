@@ -4,9 +4,11 @@
 (() => {
   const body = document.body;
   document.documentElement.classList.add("has-script");
-  const wait = { page: 1000, curves: 2000, logs: 2000, saved: 3000 };
+  const wait = { page: 1000, curves: 2000, logs: 2000, saved: 3000, lost: 3000, again: 10000 };
 
   // ---- times: ages that grow, and exact times in the viewer's own zone ----
+  const ahead = Date.parse(body.dataset.now) - Date.now();  // the clock of this computer may be wrong
+  const now = () => Date.now() + (ahead || 0);
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
   const short = new Intl.DateTimeFormat(undefined, { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" });
   const units = [["d", 86400], ["h", 3600], ["m", 60]];
@@ -20,7 +22,7 @@
       const time = new Date(element.dateTime);
       if (Number.isNaN(time.getTime())) continue;
       if (!element.dataset.shown) { element.title = exact.format(time); element.dataset.shown = "yes"; }
-      const text = element.hasAttribute("data-exact") ? short.format(time) : age((Date.now() - time.getTime()) / 1000);
+      const text = element.hasAttribute("data-exact") ? short.format(time) : age((now() - time.getTime()) / 1000);
       if (element.textContent !== text) element.textContent = text;
     }
   }
@@ -38,9 +40,15 @@
 
   // ---- live ----
   const live = body.dataset.live;
-  const dot = document.getElementById("connection");
+  const dot = document.getElementById("connection"), lost = document.getElementById("lost");
+  let lostTimer = null;
   function connected(isOn) {
     if (!dot) return;
+    if (isOn) { clearTimeout(lostTimer); lostTimer = null; lost.hidden = true; }
+    else if (lostTimer === null) {
+      const since = exact.format(new Date(now()));
+      lostTimer = setTimeout(() => { lost.querySelector("span").textContent = since; lost.hidden = false; }, wait.lost);
+    }
     const text = isOn ? "Live updates are on" : "Live updates are off";
     dot.dataset.state = isOn ? "on" : "off";
     dot.title = text;
@@ -91,15 +99,36 @@
     if (body.dataset.job) { logsSoon(); savedSoon(); curvesSoon(); }
   }
   if (live && dot) connected(false);
-  if (live && window.EventSource) {
-    const source = new EventSource("/live");
-    source.addEventListener("hello", () => {
-      connected(true);
-      changed([live]);  // what happened since the page was made, or while the connection was closed
-    });
-    source.addEventListener("changed", (event) => changed(JSON.parse(event.data)));
-    source.addEventListener("error", () => connected(false));
+  // A browser opens only six connections to a server. So one page receives the events, and tells the other pages.
+  const others = live && new BroadcastChannel("live");
+  function hear({ isOn, keys }) {
+    connected(isOn);
+    if (keys) changed(keys === "all" ? [live] : keys);
+  }
+  function receive() {
+    let source = null, isOn = false;
+    const say = (message) => { isOn = message.isOn; hear(message); others.postMessage(message); };
+    function open() {
+      source = new EventSource("/live");
+      // What happened since the pages were made, or while the connection was closed, is read again.
+      source.addEventListener("hello", () => say({ isOn: true, keys: "all" }));
+      source.addEventListener("changed", (event) => say({ isOn: true, keys: JSON.parse(event.data) }));
+      source.addEventListener("error", () => {
+        say({ isOn: false });
+        // After an answer such as 401 or 503, the browser does not try again.
+        if (source.readyState === EventSource.CLOSED) setTimeout(open, wait.again);
+      });
+    }
+    open();
+    others.addEventListener("message", ({ data }) => { if (data === "new page") others.postMessage({ isOn }); });
     addEventListener("pagehide", () => source.close());
+    return new Promise(() => {});  // until the page is closed
+  }
+  if (live) {
+    others.addEventListener("message", ({ data }) => { if (data !== "new page") hear(data); });
+    others.postMessage("new page");
+    if (navigator.locks) navigator.locks.request("live", receive); else receive();
+    addEventListener("pageshow", ({ persisted }) => { if (persisted) location.reload(); });
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden && body.dataset.stale) { delete body.dataset.stale; changed([live]); }
     });
@@ -139,6 +168,15 @@
     const large = Math.abs(value) >= 1e5, small = value !== 0 && Math.abs(value) < 1e-3;
     return large || small ? value.toExponential(1) : String(Number(value.toPrecision(4)));
   }
+  function showRange(figure, steps, values) {
+    const shown = (value, digits) => Number(value.toPrecision(digits)).toString();
+    const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+    figure.querySelector("figcaption .num").textContent = shown(values.at(-1), 5);
+    const [first, range, last] = figure.querySelectorAll(".range span");
+    first.textContent = `step ${steps[0].toLocaleString("en-US")}`;
+    range.textContent = `${shown(low, 4)} to ${shown(high, 4)}`;
+    last.textContent = `step ${steps.at(-1).toLocaleString("en-US")}`;
+  }
   async function drawCurves() {
     const section = document.getElementById("curves");
     if (!section || !window.uPlot) return;
@@ -162,8 +200,8 @@
       const values = data.metrics[figure.dataset.metric];
       const box = figure.querySelector(".plot");
       if (!values || !box) continue;
-      const last = values.findLast((value) => value !== null);
-      if (last !== undefined) figure.querySelector("figcaption .num").textContent = Number(last.toPrecision(5)).toString();
+      const given = values.map((_, index) => index).filter((index) => values[index] !== null);
+      if (given.length > 1) showRange(figure, given.map((index) => data.steps[index]), given.map((index) => values[index]));
       const known = plots.get(figure);
       if (known) { known.breaks = breaks; known.plot.setData([data.steps, values]); continue; }
       const label = box.querySelector("svg") ? box.querySelector("svg").getAttribute("aria-label") : "";

@@ -82,11 +82,11 @@ class LocalJobs:
         """The attempts of a job, oldest first."""
         return self._history.attempts(self.job(name).name)
 
-    def events(self, name: str) -> list[JobEvent]:
-        """The events that users, supervisors and ranks have caused for a job, oldest first."""
+    def events(self, name: str, *, last_bytes: int = rank_reports.MOST_BYTES) -> list[JobEvent]:
+        """The events that users, supervisors and ranks have caused for a job, oldest first; see `job_events`."""
         name = self.job(name).name
         happened = self._history.events(name)
-        happened += rank_reports.job_events(job_folder(name))
+        happened += rank_reports.job_events(job_folder(name), last_bytes=last_bytes)
         return sorted(happened, key=lambda event: event.time)
 
     def change_number(self) -> int:

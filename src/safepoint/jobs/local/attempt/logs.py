@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safepoint.foundation import clock
+from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.jobs.model.job_place import LogLine
 
 FOLDER = "logs"
@@ -28,7 +29,7 @@ class _Tail:
 
     def skip_to_last(self, last_bytes: int) -> None:
         """Begin with the first line that begins in the last `last_bytes` bytes."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
+        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
             self.offset = max(0, stream.seek(0, os.SEEK_END) - last_bytes)
             if self.offset:
                 stream.seek(self.offset - 1)
@@ -36,7 +37,7 @@ class _Tail:
 
     def lines(self) -> Iterator[LogLine]:
         """New complete lines; none if the job was deleted. A line that is too long is split into several."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
+        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
             stream.seek(self.offset)
             for chunk in iter(lambda: stream.read(1 << 20), b""):
                 self.offset += len(chunk)
@@ -77,6 +78,9 @@ def read_logs(
         is_over: if given, new lines are read until this function returns True. If not, only existing lines are read.
         last_bytes: begin with the first line that begins in the last `last_bytes` bytes of each file; None for the
             beginning of the file.
+
+    Raises:
+        OSError: an output cannot be read, or is a link or a pipe.
     """
     tails: dict[Path, _Tail] = {}
     while True:

@@ -13,6 +13,8 @@ from safepoint.jobs.model.records import JobEvent
 from safepoint.progress.record import PROGRESS_NAME, Progress, read_progress
 
 EVENTS = "events.jsonl"
+MOST_BYTES = 64 << 20
+"""How much of a stream of events is read: about 400,000 events."""
 
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:
@@ -20,9 +22,15 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
     return read_events(folder / EVENTS)
 
 
-def job_events(folder: Path) -> list[JobEvent]:
-    """The events of all attempts, oldest first, as events of the job."""
-    return [_as_job_event(event) for event in events(folder)]
+def job_events(folder: Path, *, last_bytes: int = MOST_BYTES) -> list[JobEvent]:
+    """The events of all attempts, oldest first, as events of the job.
+
+    Args:
+        folder: the folder of the job.
+        last_bytes: read only so much at the end of the stream. A job that saves every minute writes a hundred
+            thousand events in a month.
+    """
+    return [_as_job_event(event) for event in read_events(folder / EVENTS, last_bytes=last_bytes)]
 
 
 def progress(folder: Path) -> Progress | None:
