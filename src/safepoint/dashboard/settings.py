@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import UsageError
-from safepoint.foundation.environment import open_trusted
+from safepoint.foundation.shared_folders.ownership import open_trusted
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")

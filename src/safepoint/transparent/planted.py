@@ -4,7 +4,7 @@ CRIU opens files by their paths, and compares only their sizes and modes. Files 
 deleted since the freeze, by a reboot or by a program that cleans the folder. Then another user can make a file of the
 same name, and so decide what is in the memory of the processes, or which code they run. CRIU itself makes the Unix
 sockets of the processes, and the files that were already deleted at the freeze. If another user owns the folder of
-such a file, this user can replace the file.
+such a file, that user can replace the file.
 
 The processes will also use paths that variables and arguments name, such as a cache of compiled code, or the script
 that a launcher starts again.
@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, printable
-from safepoint.foundation.environment import is_planted, lies_in_shared_folder
 from safepoint.foundation.processes import user_of
+from safepoint.foundation.shared_folders.ownership import is_planted, lies_in_shared_folder
 from safepoint.transparent.criu.records import made_paths, open_paths
 from safepoint.transparent.criu.trees import environment_of
 

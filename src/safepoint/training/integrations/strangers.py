@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from safepoint.foundation.channels.socket_owner import owner_of
-from safepoint.foundation.environment import user_name
 from safepoint.foundation.processes import is_this_user
+from safepoint.foundation.shared_folders.ownership import user_name
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.imports import after_import
 

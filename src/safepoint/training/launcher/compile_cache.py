@@ -29,15 +29,12 @@ from pathlib import Path
 
 from safepoint.errors import UsageError, printable
 from safepoint.foundation.configuration import xdg_folder
-from safepoint.foundation.environment import (
-    is_mounted_by_other,
-    is_planted_folder,
-    temporary_folder,
-    user_name,
-)
+from safepoint.foundation.environment import temporary_folder
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders.access_lists import ACCESS_LIST
+from safepoint.foundation.shared_folders.ownership import is_planted_folder, user_name
 from safepoint.foundation.temporary_folders.places import COMPILED_CODE, TEMPORARY, may_be_replaced
+from safepoint.foundation.volumes.mounts import is_mounted_by_other
 
 _CACHES = dict(zip(COMPILED_CODE, ("", "quack", "cutlass", "flash-attention"), strict=True))
 """Environment variable → the folder for compiled code that it names, in the folder of the first variable."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from safepoint.errors import printable
 from safepoint.foundation import clock
 from safepoint.foundation.closed_requests import exchange
-from safepoint.foundation.environment import read_trusted
+from safepoint.foundation.shared_folders.ownership import read_trusted
 from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 from safepoint.settings.run_settings import STATUS_URL
 

@@ -5,10 +5,11 @@ A copy that cannot compute usually hangs, because it waits for a pool of threads
 
 import contextlib
 import os
-import select
 import signal
 import sys
 from typing import Any
+
+from safepoint.foundation.processes import wait_for_end
 
 _LIMIT_S = 20.0
 """Seconds that the copy may take on a busy machine; it computes for some milliseconds."""
@@ -33,7 +34,7 @@ def can_compute() -> str:
             os._exit(code)
     descriptor = os.pidfd_open(pid)
     try:
-        if not select.select([descriptor], [], [], _LIMIT_S)[0]:
+        if not wait_for_end(descriptor, _LIMIT_S):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

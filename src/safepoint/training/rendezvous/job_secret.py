@@ -19,10 +19,11 @@ from pathlib import Path
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ConditionError, StorageError, UsageError, printable
 from safepoint.foundation import clock
-from safepoint.foundation.environment import WITHOUT_MODES, file_system_of, open_trusted
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.shared_folders.ownership import WITHOUT_MODES, open_trusted
+from safepoint.foundation.volumes.mounts import file_system_of
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
