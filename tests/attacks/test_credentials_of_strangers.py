@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +102,16 @@ def test_keys_that_no_request_can_contain(name: str) -> None:
         with pytest.raises(AccessDeniedError, match="it has no valid keys") as raised:
             source.current()
     assert not any(value in str(raised.value) for value in _WRONG[name].values())
+
+
+@pytest.mark.parametrize("variable", ["AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_EC2_METADATA_SERVICE_ENDPOINT"])
+def test_a_refused_address_is_named(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the variable with the address. No request is sent, so it says nothing about keys."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = find_keys(StorageOptions(), {variable: "http://elsewhere.example/"})
+    with pytest.raises(AccessDeniedError, match=f": {variable} is n") as raised:
+        source.current()
+    assert "no valid keys" not in str(raised.value)
 
 
 def test_keys_of_the_environment() -> None:

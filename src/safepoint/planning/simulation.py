@@ -49,7 +49,7 @@ class Trial:
 
     @property
     def ettr(self) -> float:
-        """The effective training time ratio: how much of the time with its machines the job used productively."""
+        """The effective training time ratio: the share of productive work in the time with machines."""
         total_s = self.productive_s + self.repeated_s + self.stalled_s + self.down_s
         return self.productive_s / total_s if total_s else 1.0
 

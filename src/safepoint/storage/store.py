@@ -67,7 +67,7 @@ def opened(path: Path, *, below: Path | None = None) -> Generator[OpenFile]:
 
 def opened_source(source: "Path | OpenFile | Content") -> "contextlib.AbstractContextManager[OpenFile | Content]":
     """A context that returns the source of an upload. If `source` is a path, the context opens the file, and closes
-    it at the end."""
+    it when the `with` block ends."""
     return opened(source) if isinstance(source, Path) else contextlib.nullcontext(source)
 
 

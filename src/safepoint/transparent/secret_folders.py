@@ -1,7 +1,7 @@
 """Temporary folders for data that no other user may read, such as the memory of processes.
 
-Promises: such a folder is deleted at the end of the `with` block. If the process is killed in this block, the next
-process that makes a secret folder in the same place deletes it.
+Promises: such a folder is deleted at the end of the `with` block. If the process is killed in this block, the folder
+is deleted when a process of the same user next makes a secret folder with the same prefix in the same place.
 """
 
 import contextlib

@@ -33,7 +33,7 @@ class Staging:
 
 @contextlib.contextmanager
 def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
-    """Make a folder with room for `num_bytes`, and delete it at the end.
+    """Make a folder with room for `num_bytes`, and delete it when the `with` block ends.
 
     Args:
         num_bytes: how much will be written to it.

@@ -22,8 +22,8 @@ _MOST_ELEMENTS = 1 << 20
 def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, Any]]) -> str:
     """Why an optimizer cannot step with the state that it has loaded; empty if no reason was found.
 
-    The smallest parameters of each group are tried, one for each number of dimensions. Without this test, the run
-    would end in its first step, in each start, with an error that names no file. Only optimizers of torch are tested:
+    The smallest parameters of each group are tried, one for each number of dimensions. Without this test, each start
+    of the run would fail in its first step, with an error that names no file. Only optimizers of torch are tested:
     the step of another one may need more than a gradient, or all ranks.
 
     Args:

@@ -2,11 +2,11 @@
 
 - An export to a folder writes under a temporary name. It renames the folder when everything in it is durable.
 - An export to the prefix `final` of a run's location in a store, where the run's final model belongs, writes the
-  manifest last, as a training does at its end.
-- An export to any other prefix of a store first writes a mark, the object `.safepoint/export.json`, which names the
-  files. The last file that it writes is the one that loaders read first. Then it deletes the mark. If an export was
-  interrupted, the next export to the same prefix deletes the files that the mark of the interrupted export names, and
-  no others. Because another person may have written the mark, that export deletes only objects that the rules in
+  manifest last, as a training does at its end. Only a source with a manifest is exported in this way.
+- Any other export to a store first writes a mark, the object `.safepoint/export.json`, which names the files. The
+  last file that it writes is the one that loaders read first. Then it deletes the mark. If an export was interrupted,
+  the next export to the same prefix deletes the files that the mark of the interrupted export names, and no others.
+  Another person may have written the mark, so the next export deletes only objects that the rules in
   `safepoint.checkpoint.remote.marks` allow.
 """
 
@@ -106,8 +106,9 @@ def _refuse_inside(target: Location) -> None:
 def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     """Whether the prefix `name` holds a checkpoint or a model of Safepoint.
 
-    A prefix with an object that is only named like a manifest is not a checkpoint. A prefix that is itself called
-    like a checkpoint (`checkpoint-500`) or `final` counts as one even if its manifest is damaged.
+    An object may have the name of a manifest and not be one; then the prefix does not count as a checkpoint. If the
+    name of the prefix is that of a checkpoint (`checkpoint-500`) or `final`, the prefix counts even then, because the
+    object may be a damaged manifest.
     """
     try:
         remote.manifest_of(name)
@@ -345,7 +346,7 @@ def _leftovers(mark: Mark, found: Mapping[str, StoredObject]) -> set[str]:
 
 def _is_exported(path: str) -> bool:
     """Whether an export may have written the file at `path`. An export writes no hidden files, and no files below a
-    prefix that is called like a checkpoint or `final`."""
+    prefix with the name of a checkpoint or `final`."""
     parts = path.split("/")
     return not any(part.startswith(".") for part in parts) and not (len(parts) > 1 and is_name(parts[0]))
 

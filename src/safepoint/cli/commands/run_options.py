@@ -174,9 +174,10 @@ class RunOptions:
             "the ranks also begin at step 0 after each restart. With `submit`, only the first start of the job "
             "begins at step 0; later starts resume from its newest checkpoint. PATH: from this checkpoint, at the "
             "first start only. With never, all checkpoints in the output folder are moved aside. With PATH, newer "
-            "checkpoints are moved aside. No checkpoint is deleted. With an object store, never and PATH are refused "
-            "if the location already holds checkpoints. One exception: PATH may name a checkpoint of another program "
-            "in the store, if Safepoint has saved no newer one there.",
+            "checkpoints in the output folder are moved aside; all checkpoints, if PATH is a checkpoint of Safepoint "
+            "in another folder. No checkpoint is deleted. With an object store, never and PATH are refused if the "
+            "location already holds checkpoints. One exception: PATH may name a checkpoint of another program in the "
+            "store, if Safepoint has saved no newer one there.",
         ),
     ] = "auto"
     from_scratch: Annotated[

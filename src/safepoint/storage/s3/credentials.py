@@ -222,7 +222,9 @@ def _of_container(environ: Mapping[str, str]) -> Keys:
     url = f"{_CONTAINER}{relative}" if relative else environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"]
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in _CONTAINER_HOSTS:
-        raise ValueError("the address is not https")
+        raise PermissionError(
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither an https address nor that of a container's endpoint"
+        )
     token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
     if named := environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
         token = _text_of(named).strip()
@@ -238,7 +240,7 @@ def _of_instance(environ: Mapping[str, str]) -> Keys:
     """
     root = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _INSTANCE
     if urlsplit(root).hostname not in _INSTANCE_HOSTS:
-        raise ValueError("the address is not that of an instance metadata service")
+        raise PermissionError("AWS_EC2_METADATA_SERVICE_ENDPOINT is not the address of an instance metadata service")
     if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         raise PermissionError("AWS_EC2_METADATA_DISABLED is set")
 

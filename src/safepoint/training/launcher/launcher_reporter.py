@@ -143,7 +143,7 @@ class LauncherReporter:
         Args:
             exit_code: the launcher's exit code.
             reason: one sentence, for a job that has not succeeded.
-            limit_s: seconds for the last writes to folders, and as many again for the last post to the controller.
+            limit_s: seconds for the last writes to folders; the last post to the controller also gets this time.
             rank: the rank that failed, or None.
             error: the error that the user's program raised on this rank; empty if the error is not known.
             is_reported: whether a rank has already reported how it ended.

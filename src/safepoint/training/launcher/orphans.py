@@ -18,7 +18,8 @@ from safepoint.foundation import clock, processes
 _log = logging.getLogger("safepoint")
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = 3.0
-"""How long to wait until the processes have ended by themselves. After SIGTERM, the wait is as long again."""
+"""How long to wait until the processes have ended by themselves. After SIGTERM, the launcher waits for this time once
+more."""
 _LOOK_EVERY_S = 0.05
 _MOST_NAMED = 3
 

@@ -52,7 +52,7 @@ class Guard:
 
         Args:
             folder: the folder of the raw pages, which is deleted if Safepoint is killed.
-            number: the signal for the processes: SIGCONT lets them run on, SIGKILL ends them.
+            number: the signal for the processes: SIGCONT lets them continue, SIGKILL ends them.
         """
         command = ["/bin/sh", "-c", _SCRIPT, "safepoint-guard", str(folder), str(int(number))]
         self._lock = threading.Lock()

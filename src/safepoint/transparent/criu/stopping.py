@@ -1,7 +1,8 @@
 """Stops all processes of several trees, so that all of them are dumped as they are at one moment.
 
-The processes are stopped with SIGSTOP, not by CRIU. So they stay stopped when CRIU has dumped them, and the CRIU of
-one tree does not wait for the CRIU of another tree. If anything fails, SIGCONT is enough to undo the stop.
+The processes are stopped with SIGSTOP, not by CRIU. So they are still stopped after CRIU has dumped them. Each tree
+is dumped by a CRIU process of its own, and these CRIU processes do not wait for each other. If anything fails,
+SIGCONT is enough to undo the stop.
 """
 
 import contextlib
@@ -28,11 +29,14 @@ def stopped_trees(
     stopping: Callable[[int], None],
     within_s: float = _WITHIN_S,
 ) -> Generator[dict[int, int]]:
-    """Stop all processes of trees, and yield when every thread of them is stopped. They stay stopped at the end.
+    """Stop all processes of trees, and yield when every thread of them is stopped.
+
+    When the `with` block ends, they are still stopped.
 
     Args:
         roots: the root processes.
-        stopping: called with each process before it is stopped, so that a guard can let it run on.
+        stopping: called with each process before it is stopped, so that a guard can send it SIGCONT if this process
+            is killed.
         within_s: how long to wait.
 
     Yields:
@@ -61,8 +65,9 @@ def stopped_trees(
                     moving := [pid for pid, _ in pending if pid in stopped and not _is_at_rest(pid)]
                 ) and clock.monotonic_s() < deadline_s:
                     clock.sleep(_LOOK_S)
-                # A process that starts a program stops only after the new process has executed the program. So no
-                # process is stopped before its parent has stopped. A stopped process starts no further ones.
+                # A process that has called vfork, as `subprocess` does, cannot stop before its child has executed a
+                # program. A stopped child would never do that. So no process is stopped before its parent has
+                # stopped. A stopped process starts no further ones.
                 pending = [(new, pid) for pid in stopped for new in children_of(pid) or () if new not in stopped]
         except BaseException:
             send(signal.SIGCONT, stopped.values())
@@ -87,7 +92,7 @@ def refuse_stopped(pids: Iterable[int]) -> None:
         if run_state(Path(f"/proc/{pid}")) in STOPPED:
             raise FreezeError(
                 f"process {pid} ({name_of(pid)}) is stopped, or a debugger traces it; nothing was frozen",
-                hint=f"end the debugger, or let the process run on: kill -CONT {pid}",
+                hint=f"end the debugger, or let the process continue: kill -CONT {pid}",
             )
 
 

@@ -279,7 +279,9 @@ class ImageLocation:
 
     @contextlib.contextmanager
     def writing(self, number: int | None = None) -> Generator["NewImage"]:
-        """Hold the location's lock, and make a working folder for a new image. The folder is deleted at the end.
+        """Hold the location's lock, and make a working folder for a new image.
+
+        The folder is deleted when the `with` block ends.
 
         Args:
             number: the number of the image; None for the next one.

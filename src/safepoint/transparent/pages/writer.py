@@ -208,7 +208,8 @@ class _Pages:
             found = self._older.find(inside + self.num_pages, of_others)
             is_equal = found >= 0
             places[inside[is_equal]] = self._older.references(found[is_equal])
-        # The place of a page without an equal page is still zero. A hostile image may also state that a page is zero.
+        # `image` is still 0 for a page that equals no older page. A hostile older image may state that the page which
+        # was found is zero; then `image` is 1. Both kinds of pages are stored.
         stored = inside[places["image"][inside] < FIRST_SOURCE]
         first = self._regions.num_pages
         places["image"][stored] = THIS_IMAGE

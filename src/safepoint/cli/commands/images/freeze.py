@@ -47,7 +47,7 @@ def freeze(
         ),
     ] = None,
     leave_running: Annotated[
-        bool, typer.Option("--leave-running", help="Let the processes run on. Otherwise they are ended.")
+        bool, typer.Option("--leave-running", help="Let the processes continue. Otherwise they are ended.")
     ] = False,
     encrypt: Annotated[bool, typer.Option("--encrypt", help="Encrypt the image with the key.")] = False,
     key: KeyOption = None,

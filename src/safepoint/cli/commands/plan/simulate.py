@@ -62,7 +62,9 @@ def simulate(
         ),
     ] = None,
     state: Annotated[str, size_of("Bytes that each rank writes in a save.")] = "4G",
-    ranks_per_machine: Annotated[int, typer.Option(metavar="N", help="Ranks on each machine: its GPUs.")] = 8,
+    ranks_per_machine: Annotated[
+        int, typer.Option(metavar="N", help="Ranks on each machine, usually one for each GPU.")
+    ] = 8,
     machine_rate: Annotated[str, size_of("Bytes that a machine can write to the store in a second.")] = "2G",
     store_rate: Annotated[
         str, size_of("Bytes that the store can receive from all machines together in a second.")
@@ -108,12 +110,12 @@ def simulate(
 
     A policy is what a program does about interruptions, such as hf-hourly: Hugging Face's Trainer, with a save every
     hour. For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its
-    95 % confidence interval (±). The ETTR says how much of the time in which the job had its machines was productive
-    work. The answer also has the cost of a commit of Safepoint for each number of ranks.
+    95 % confidence interval (±). The ETTR is the share of productive work in the time for which the job had its
+    machines. The answer also has the cost of a commit of Safepoint for each number of ranks.
 
-    Times have a unit (s, m, h, d), rates a period (4/week), and sizes are those of Kubernetes (4G). What a save costs
-    with each program is measured. The same seed gives the same result. docs/planning.md explains policies, models and
-    columns.
+    A time has a unit: s, m, h or d. A rate has a period, such as 4/week. Sizes are written as in Kubernetes, such as
+    4G. The cost of a save with each program comes from benchmarks. The same seed gives the same result.
+    docs/planning.md explains policies, models and columns.
 
     Exit codes: 0 the simulation is printed; 2 an option is invalid; 13 the picture cannot be written.
     """

@@ -2,7 +2,8 @@
 
 A process cannot freeze itself, so the command stays outside of the launcher's tree: it forwards signals, and waits.
 When the same command is run again, it restores the launcher from its image, unless there is a newer checkpoint. Each
-image is restored once: if the run ends without a newer checkpoint, it would probably end in the same way again.
+image is restored only once: if the restored run ends without a newer checkpoint, a second restore would probably end
+in the same way.
 
 If this process is killed, the launcher runs on.
 """
@@ -67,7 +68,8 @@ def run_watched(plan: LaunchPlan, settings: RunSettings) -> int:
         )
     if plan.nnodes > 1:
         raise UnsupportedError(
-            "--freeze-as-last-resort freezes the nodes of a job of this machine only; nothing was started",
+            f"with --nnodes {plan.nnodes}, --freeze-as-last-resort is possible only in a job on this machine; "
+            "nothing was started",
             hint="run it as a job: `safepoint submit --nnodes N`",
         )
     _require_files()

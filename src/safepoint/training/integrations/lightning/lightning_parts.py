@@ -138,8 +138,8 @@ class LightningParts(Parts):
     def _checked_callbacks(self) -> Generator[None]:
         """While the block runs, check the states that Lightning's own callbacks load.
 
-        A callback does not check its state. With a value of another kind, such as a text as the best score, the run
-        would end with an error in a later epoch, in each start.
+        A callback does not check its state. With a value of another kind, such as a text as the best score, each
+        start of the run would fail in a later epoch.
 
         A ModelCheckpoint loads no state that names a file which it cannot have written.
 

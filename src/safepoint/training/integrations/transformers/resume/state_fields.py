@@ -48,7 +48,9 @@ def _check_size(state: dict[str, Any]) -> None:
     for text in json.JSONEncoder(indent=2).iterencode(state):
         size += len(text)
         if size > _MOST_BYTES:
-            raise ValueError(f"it would be larger than {_MOST_BYTES} bytes when it is written, without the log")
+            raise ValueError(
+                f"without its log, it would have more than {_MOST_BYTES:,} bytes when the Trainer writes it again"
+            )
 
 
 _KINDS: dict[str, Kind] = {
