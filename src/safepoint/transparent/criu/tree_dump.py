@@ -101,14 +101,16 @@ class TreeRestore:
         arguments = ["--action-script", str(self._gate.script), *_shell_job(is_in_session_of_other)]
         if not self._in_namespace:
             arguments.append("--restore-detached")
-        self._process = subprocess.Popen(
-            [*namespace, *criu.command("restore", arguments, folder=folder, log=log)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=self._in_namespace,
-            process_group=None if self._in_namespace else 0,
-        )
+        self._output = gate / "output"
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*namespace, *criu.command("restore", arguments, folder=folder, log=log)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=self._in_namespace,
+                process_group=None if self._in_namespace else 0,
+            )
         self._identity = identify(self._process.pid)
         self._look_at_locks_s = 0.0
         self._locked_s: float | None = None
@@ -161,7 +163,7 @@ class TreeRestore:
         self._look_at_locks()
         code = self._process.poll()
         if code is not None and not self._gate.is_passed:
-            raise failure("restore", self._log, code)
+            raise failure("restore", self._log, code, self._output.read_text(errors="replace"))
 
     def _look_at_locks(self) -> None:
         now_s = clock.monotonic_s()

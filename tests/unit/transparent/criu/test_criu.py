@@ -88,6 +88,7 @@ _HARMLESS = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for sel
             "increase limit",
             "an update has replaced",
         ),
+        ("Error (compel/src/lib/ptrace.c:27): suspending seccomp failed: Operation not permitted", "seccomp filter"),
         ("(00.1) Error (criu/x.c:1): Something new", "Something new"),
     ],
 )
@@ -101,6 +102,17 @@ def test_a_log_becomes_a_reason(line: str, words: str) -> None:
 def test_a_log_without_errors_gives_its_last_line() -> None:
     assert explain("hello\nworld")[0] == "world"
     assert explain("")[0] == "it printed no reason"
+    assert explain(f"hello\n{_HARMLESS}")[0] == "hello"
+
+
+def test_a_criu_without_any_rights_is_named() -> None:
+    """It writes no log then, and only prints this."""
+    reason, hint = explain(
+        "CRIU needs to have the CAP_SYS_ADMIN or the CAP_CHECKPOINT_RESTORE capability: \n"
+        "setcap cap_checkpoint_restore+eip /usr/sbin/criu\n"
+    )
+    assert "lacks a right" in reason
+    assert "--privileged" in hint
 
 
 def test_a_tree_is_found_with_its_memory() -> None:
