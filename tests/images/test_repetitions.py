@@ -41,9 +41,8 @@ STEPS = "200"
 class References:
     """What programs write that are never frozen; each is run once."""
 
-    def __init__(self, folder: Path, steps: str = STEPS) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._steps = steps
         self._known: dict[str, list[str]] = {}
 
     def of(self, name: str, command: list[str]) -> list[str]:
@@ -52,7 +51,7 @@ class References:
             path = self._folder / name
             environ = {**os.environ, **ENVIRONMENT, "MASTER_PORT": str(free_ports(1)[0])}
             (self._folder / f"{name}.fast").touch()
-            subprocess.run([*command, path, self._steps, "0"], env=environ, check=True, capture_output=True)
+            subprocess.run([*command, path, STEPS, "0"], env=environ, check=True, capture_output=True)
             self._known[name] = path.read_text().splitlines()
         return self._known[name]
 
