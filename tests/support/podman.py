@@ -29,7 +29,8 @@ def unavailable() -> str | None:
     """Why no container can run here, or None if one can."""
     missing = [name for name in ("podman", "catatonit") if not _is_installed(name)]
     if missing or os.geteuid() != 0:
-        return f"containers need root, podman and catatonit; {' and '.join(missing) or 'root'} is missing"
+        names = " and ".join(missing) or "root"
+        return f"{names} missing; on Debian, `apt-get install podman catatonit` installs what they need"
     return None
 
 

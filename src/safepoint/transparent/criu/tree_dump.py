@@ -78,6 +78,7 @@ class TreeRestore:
     Args:
         criu: the CRIU to use.
         folder: the folder that `dump` has written.
+        gate: the path of a new folder, in which programs can be executed; see `folder_for_scripts`.
         log: the file for CRIU's log.
         is_in_session_of_other: whether the tree was dumped from the session of a process outside of it.
 
@@ -85,7 +86,7 @@ class TreeRestore:
         UnsupportedError: this machine lacks a program of util-linux.
     """
 
-    def __init__(self, criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool) -> None:
+    def __init__(self, criu: Criu, folder: Path, gate: Path, *, log: Path, is_in_session_of_other: bool) -> None:
         self._log = log
         self._numbers = [int(match[1]) for path in folder.iterdir() if (match := _CORE.fullmatch(path.name))]
         self._in_namespace = any(Path(f"/proc/{number}").exists() for number in self._numbers)
@@ -95,7 +96,6 @@ class TreeRestore:
             _require("unshare", what="a restore")
             # CRIU leads a session in the namespace: a leader outside of it would have no number there.
             namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "setsid"]
-        gate = folder / "gate"
         gate.mkdir(0o700)
         self._gate = Gate(gate)
         arguments = ["--action-script", str(self._gate.script), *_shell_job(is_in_session_of_other)]

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.foundation.processes import name_of, tree_of
+from safepoint.transparent.criu.gate import folder_for_scripts
 from safepoint.transparent.criu.messages import explain
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import find_criu
@@ -158,3 +160,14 @@ def test_killed_processes_have_ended() -> None:
             with held([process.pid]) as processes:
                 kill(processes)
                 assert process.poll() == -signal.SIGKILL
+
+
+def test_scripts_lie_where_programs_can_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Podman mounts /dev/shm of a container with `noexec`. If all folders are like that, nothing is restored."""
+    folders = [tmp_path / "memory", tmp_path / "disk"]
+    without = {folders[0]}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC if path in without else 0))
+    assert folder_for_scripts(folders) == folders[1]
+    without.add(folders[1])
+    with pytest.raises(UnsupportedError, match="noexec: .*memory, .*disk"):
+        folder_for_scripts(folders)
