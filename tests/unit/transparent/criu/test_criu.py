@@ -169,5 +169,5 @@ def test_scripts_lie_where_programs_can_be_executed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC if path in without else 0))
     assert folder_for_scripts(folders) == folders[1]
     without.add(folders[1])
-    with pytest.raises(UnsupportedError, match="noexec: .*memory, .*disk"):
+    with pytest.raises(UnsupportedError, match=r"noexec: .*memory, .*disk"):
         folder_for_scripts(folders)
