@@ -147,3 +147,12 @@ def _headings(path: Path) -> set[str]:
     """The anchors of a document's headings."""
     lines = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_the_help_of_run_has_the_exit_codes_of_the_document() -> None:
+    """Both list the codes with which Safepoint itself ends a training."""
+    table = (ROOT / "docs" / "exit-codes.md").read_text().split("## Other commands")[0]
+    documented = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+    codes = (root().load("run").help or "").split("Exit codes: ")[1].replace("128 + n", "").split("any other code")[0]
+    assert len(documented) > 5
+    assert sorted(re.findall(r"\d+", codes)) == sorted(documented)

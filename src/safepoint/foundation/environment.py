@@ -271,7 +271,7 @@ def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
 
 
 def lies_in_shared_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether every user can make what is missing at `path`: the lowest folder above it that exists is like /tmp."""
+    """Whether other users can make what is missing at `path`: the lowest folder above it that exists is like /tmp."""
     lowest = next((one for one in Path(os.path.realpath(path)).parents if os.path.lexists(one)), Path("/"))
     return _is_shared(os.stat(lowest))
 

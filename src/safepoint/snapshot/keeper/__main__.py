@@ -65,8 +65,8 @@ class _Keeper:
     def _accept(self) -> None:
         """Accept connections, for as long as the process runs.
 
-        The machine may have no free file descriptor or no room for a thread, because another user has used them up,
-        and that user may connect at this moment. Ranks that are refused connect again.
+        `accept` fails while the machine has no free file descriptor, and a thread cannot start without memory.
+        Programs of other users can cause both. A rank whose connection is closed connects again.
         """
         while True:
             try:
