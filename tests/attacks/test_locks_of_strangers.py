@@ -48,7 +48,9 @@ def test_a_restore_that_waits_for_a_lock(criu: Criu, tmp_path: Path, monkeypatch
     for name in ("_LOCKED_S", "_LOOK_AT_LOCKS_S", "_ENDING_S"):
         monkeypatch.setattr(tree_dump, name, 0.1)
     (tmp_path / "part").mkdir()
-    restore = TreeRestore(criu, tmp_path / "part", log=tmp_path / "log", is_in_session_of_other=False)
+    restore = TreeRestore(
+        criu, tmp_path / "part", tmp_path / "gate", log=tmp_path / "log", is_in_session_of_other=False
+    )
     process: subprocess.Popen[bytes] = getattr(restore, "_process")  # noqa: B009  private
     try:
         with pytest.raises(FreezeError, match=r"had locked .*/file, and another program holds a lock"):

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from safepoint.transparent.criu.program import VARIABLE
+from tests.support import ceph_rgw
 from tests.support.criu import PROGRAM, unavailable
 from tests.support.jobs_local import Place, jobs_in
+from tests.support.s3_server import S3Server
 
 _NUMBERS = Path("/proc/sys/kernel/pid_max")
 
@@ -45,6 +47,18 @@ def place(tmp_path: Path) -> Iterator[Place]:
         if PROGRAM.exists():
             os.environ[VARIABLE] = str(PROGRAM)
         yield place
+
+
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def bucket_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """Each S3 server in turn; commands find it by their environment."""
+    reason = ceph_rgw.unavailable() if request.param == "rgw" else None
+    if reason is not None:
+        pytest.skip(reason)
+    server: S3Server = request.getfixturevalue(request.param)
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    return server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.images.test_one_tree import Trainings, reference, safepoint
-from tests.support.moto_server import MotoServer
+from tests.support.s3_server import S3Server
 
 
 @pytest.fixture
@@ -17,15 +17,13 @@ def trainings(tmp_path: Path) -> Iterator[Trainings]:
 
 
 def test_a_training_goes_on_from_a_bucket_and_from_a_copy(
-    trainings: Trainings, moto: MotoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainings: Trainings, bucket_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Encrypted, a chain of two: thawed from the bucket, frozen into it again, copied to a folder, thawed there."""
-    for name, value in moto.variables.items():
-        monkeypatch.setenv(name, value)
     temporary = tmp_path / "temporary"
     temporary.mkdir(mode=0o700)
     monkeypatch.setenv("TMPDIR", str(temporary))
-    place = f"{moto.location('places')}"
+    place = f"{bucket_server.location('places')}"
     expected = reference(trainings, "200", "lora")
     pid = trainings.start("out", "200", "lora", "0.1")
     trainings.has_reached("out", 5)

@@ -14,8 +14,7 @@ import pytest
 from tests.images.places import assert_equal, marks
 from tests.images.test_one_tree import ENVIRONMENT, LAUNCHER, PROGRAM, Trainings, safepoint, wait_for
 from tests.support.jobs_local import Place
-from tests.support.moto_server import MotoServer
-from tests.support.s3_server import free_ports
+from tests.support.s3_server import S3Server, free_ports
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 each_trial = pytest.mark.parametrize("trial", range(10))
@@ -135,17 +134,14 @@ def test_a_chain_of_four(trainings: Trainings, references: References, tmp_path:
 def test_after_a_copy_through_a_bucket(
     trainings: Trainings,
     references: References,
-    moto: MotoServer,
+    bucket_server: S3Server,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     trial: int,
 ) -> None:
     """From a folder to an object store, and from there to another folder."""
-    for variable, value in moto.variables.items():
-        monkeypatch.setenv(variable, value)
     expected = references.of("alone", ALONE)
     freeze(trainings, ALONE, trial, tmp_path / "images")
-    place = f"{moto.location(f'copies-{trial}')}"
+    place = f"{bucket_server.location(f'copies-{trial}')}"
     safepoint("images", "copy", tmp_path / "images" / "image-1", place)
     safepoint("images", "copy", f"{place}/image-1", tmp_path / "copied")
     (tmp_path / "images").rename(tmp_path / "gone")

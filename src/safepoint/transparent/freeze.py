@@ -36,6 +36,7 @@ from safepoint.transparent.packages import require_packages
 from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-dump-{}.log"
+_FIRST = 1
 _INTERRUPTED_S = 10.0
 """How long CRIU may continue after Ctrl-C. If CRIU is killed, a process that it is dumping may crash."""
 
@@ -82,8 +83,8 @@ def freeze_trees(
 
     Raises:
         NotFoundError: a process does not exist.
-        UsageError: this process is in a tree, a tree is in another one, or others may write to the folder of the
-            location.
+        UsageError: this process is in a tree, a tree is in another one, a root is the first process of this machine
+            or container, or others may write to the folder of the location.
         FreezeError: CRIU failed; the processes run on.
         SafepointError, OSError: the image could not be written; the processes run on.
     """
@@ -131,6 +132,12 @@ def freeze_trees(
 
 
 def _tree_of(root: int) -> list[int]:
+    if root == _FIRST:
+        raise UsageError(
+            f"process {root} is the first process of this machine or container, which the kernel does not stop for "
+            "a process in it; nothing was frozen",
+            hint="let another process start the program, as `podman run --init` does, and name the program's process",
+        )
     tree = tree_of(root)
     if not tree:
         raise NotFoundError(f"there is no process {root}; nothing was frozen", hint="name a process that runs")

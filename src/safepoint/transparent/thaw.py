@@ -16,7 +16,9 @@ from pathlib import Path
 
 from safepoint.errors import FreezeError, ImageError
 from safepoint.foundation.processes import tree_of
+from safepoint.foundation.temporary_folders.places import private_parent
 from safepoint.transparent.carried import set_down
+from safepoint.transparent.criu.gate import folder_for_scripts
 from safepoint.transparent.criu.guard import Guard
 from safepoint.transparent.criu.program import Criu
 from safepoint.transparent.criu.records import users_of
@@ -28,6 +30,7 @@ from safepoint.transparent.images.manifest import Part, part_name
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
 from safepoint.transparent.packages import require_packages
 from safepoint.transparent.planted import refuse_planted_files, refuse_planted_paths
+from safepoint.transparent.secret_folders import secret_folder
 from safepoint.transparent.staging import staging
 
 LOG_NAME = "criu-restore-{}.log"
@@ -57,7 +60,8 @@ def thaw_image(
         UsageError: another user may have written the image.
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
         FreezeError: CRIU or the CUDA driver could not restore the processes; no process runs.
-        UnsupportedError: the processes used a GPU, and this machine cannot restore its memory.
+        UnsupportedError: the processes used a GPU, and this machine cannot restore its memory; or no program can be
+            executed in any temporary folder.
         StorageError: there is too little space for the raw pages.
     """
     require_packages()
@@ -74,6 +78,7 @@ def thaw_image(
     with (
         staging(raw_bytes(manifest), control) as stage,
         Guard(stage.folder, signal.SIGKILL) as guard,
+        secret_folder(folder_for_scripts((stage.folder, control, private_parent())), "safepoint-gate-") as gates,
         contextlib.ExitStack() as folders,
         contextlib.ExitStack() as tidying,
     ):
@@ -84,7 +89,7 @@ def thaw_image(
             folders.enter_context(set_down(part, users))
             for folder in refuse_planted_files(part, users):
                 tidying.callback(_delete_empty, folder)
-        with _restored(criu, stage.folder, control, manifest.parts) as restored:
+        with _restored(criu, stage.folder, gates, control, manifest.parts) as restored:
             pids = [pid for one in restored for pid in tree_of(one.pid)]
             for pid in pids:
                 guard.watch(pid)
@@ -114,15 +119,15 @@ def _resume_gpus(processes: Sequence[int], places: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _restored(criu: Criu, stage: Path, logs: Path, parts: Sequence[Part]) -> Generator[list[Restored]]:
+def _restored(criu: Criu, stage: Path, gates: Path, logs: Path, parts: Sequence[Part]) -> Generator[list[Restored]]:
     """Restore all trees. In the `with` block they are stopped, and an exception ends them."""
     begun: list[TreeRestore] = []
     try:
         for number, part in enumerate(parts):
-            log = logs / LOG_NAME.format(number)
+            name, log = part_name(number), logs / LOG_NAME.format(number)
             log.unlink(missing_ok=True)
             session = part.is_in_session_of_other
-            begun.append(TreeRestore(criu, stage / part_name(number), log=log, is_in_session_of_other=session))
+            begun.append(TreeRestore(criu, stage / name, gates / name, log=log, is_in_session_of_other=session))
         for one in begun:
             one.wait()
         for one in begun:

@@ -260,6 +260,8 @@ def test_what_cannot_be_frozen_together_is_refused_first(trees: Trees) -> None:
         freeze_trees(trees.criu, [trees.roots[0], child], trees.location, is_running_after=True)
     with pytest.raises(UsageError, match="cannot freeze itself"):
         freeze_trees(trees.criu, [os.getpid()], trees.location, is_running_after=True)
+    with pytest.raises(UsageError, match="first process"):
+        freeze_trees(trees.criu, [1], trees.location, is_running_after=True)
     os.kill(child, signal.SIGSTOP)
     wait_for(lambda: state(child) == "T", "stopped")
     with pytest.raises(FreezeError, match=f"process {child} .* is stopped"):

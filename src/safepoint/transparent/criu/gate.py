@@ -11,7 +11,10 @@ has restored. CRIU closes all descriptors that it inherits, so a pipe cannot rep
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
+
+from safepoint.errors import UnsupportedError
 
 _SCRIPT = """#!/bin/sh
 folder=${0%/*}
@@ -23,6 +26,28 @@ case $CRTOOLS_SCRIPT_ACTION in
   post-resume) : >"$folder/resumed" && flock --shared "$folder/end" true ;;
 esac
 """
+
+
+def folder_for_scripts(candidates: Sequence[Path]) -> Path:
+    """The first of these folders in which the kernel executes programs.
+
+    Containers and some machines mount `/dev/shm` or `/tmp` with `noexec`.
+
+    Args:
+        candidates: existing folders.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    for folder in candidates:
+        if not os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            return folder
+    names = ", ".join(map(str, candidates))
+    raise UnsupportedError(
+        f"a restore needs a folder in which programs can be executed, and these are mounted with noexec: {names}; "
+        "nothing was restored",
+        hint="set TMPDIR to a folder on another file system",
+    )
 
 
 class Gate:

@@ -12,6 +12,11 @@ _KNOWN = (
         "start the program with USE_LIBUV=0, or with a seccomp profile that refuses io_uring",
     ),
     (
+        r"suspending seccomp failed",
+        "a process has a seccomp filter, which CRIU cannot suspend",
+        "in a container, start it with --security-opt seccomp=unconfined",
+    ),
+    (
         r"has bad (?:size|mode)",
         "a file that a process has open was changed after the processes were frozen",
         "restore the file; programs should open files that grow in the mode 'a'",
@@ -102,19 +107,22 @@ _ERROR = re.compile(r"^\S*\s*(?:\d+:\s*)?Error \([^)]*\):\s*(.+)$", re.MULTILINE
 _HARMLESS = re.compile(r"rlimit: |\s*$")
 """Lines that CRIU also writes when it succeeds."""
 _MOST_CHARACTERS = 300
+_MOST_LINES = 3
+"""How many of the last lines count if none of them is an error: CRIU says in this way that it lacks all rights."""
 
 
 def explain(log: str) -> tuple[str, str]:
     """The reason why CRIU failed, and what the reader can do.
 
     Args:
-        log: CRIU's log.
+        log: CRIU's log, or what it printed.
     """
     errors = [line for line in _ERROR.findall(log) if not _HARMLESS.match(line)]
+    printed = [line for line in log.splitlines() if line.strip() and not _ERROR.match(line)]
     for pattern, reason, hint in _KNOWN:
-        if any(re.search(pattern, line) for line in errors):
+        if any(re.search(pattern, line) for line in errors or printed[-_MOST_LINES:]):
             return reason, hint
-    first = errors[0] if errors else (log.strip().splitlines() or ["it printed no reason"])[-1]
+    first = errors[0] if errors else (printed or ["it printed no reason"])[-1]
     return first[
         :_MOST_CHARACTERS
     ], "`safepoint doctor` shows what this machine can do; see also CRIU's documentation"

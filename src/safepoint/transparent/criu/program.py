@@ -71,7 +71,7 @@ class Criu:
             def start() -> "subprocess.Popen[bytes]":
                 # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output, process_group=0
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
                 )
                 if started is not None:
                     started(process.pid)

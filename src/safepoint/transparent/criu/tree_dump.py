@@ -78,6 +78,7 @@ class TreeRestore:
     Args:
         criu: the CRIU to use.
         folder: the folder that `dump` has written.
+        gate: the path of a new folder, in which programs can be executed; see `folder_for_scripts`.
         log: the file for CRIU's log.
         is_in_session_of_other: whether the tree was dumped from the session of a process outside of it.
 
@@ -85,7 +86,7 @@ class TreeRestore:
         UnsupportedError: this machine lacks a program of util-linux.
     """
 
-    def __init__(self, criu: Criu, folder: Path, *, log: Path, is_in_session_of_other: bool) -> None:
+    def __init__(self, criu: Criu, folder: Path, gate: Path, *, log: Path, is_in_session_of_other: bool) -> None:
         self._log = log
         self._numbers = [int(match[1]) for path in folder.iterdir() if (match := _CORE.fullmatch(path.name))]
         self._in_namespace = any(Path(f"/proc/{number}").exists() for number in self._numbers)
@@ -95,20 +96,21 @@ class TreeRestore:
             _require("unshare", what="a restore")
             # CRIU leads a session in the namespace: a leader outside of it would have no number there.
             namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "setsid"]
-        gate = folder / "gate"
         gate.mkdir(0o700)
         self._gate = Gate(gate)
         arguments = ["--action-script", str(self._gate.script), *_shell_job(is_in_session_of_other)]
         if not self._in_namespace:
             arguments.append("--restore-detached")
-        self._process = subprocess.Popen(
-            [*namespace, *criu.command("restore", arguments, folder=folder, log=log)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=self._in_namespace,
-            process_group=None if self._in_namespace else 0,
-        )
+        self._output = gate / "output"
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*namespace, *criu.command("restore", arguments, folder=folder, log=log)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=self._in_namespace,
+                process_group=None if self._in_namespace else 0,
+            )
         self._identity = identify(self._process.pid)
         self._look_at_locks_s = 0.0
         self._locked_s: float | None = None
@@ -161,7 +163,7 @@ class TreeRestore:
         self._look_at_locks()
         code = self._process.poll()
         if code is not None and not self._gate.is_passed:
-            raise failure("restore", self._log, code)
+            raise failure("restore", self._log, code, self._output.read_text(errors="replace"))
 
     def _look_at_locks(self) -> None:
         now_s = clock.monotonic_s()

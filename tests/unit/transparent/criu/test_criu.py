@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from safepoint.errors import FreezeError, UnsupportedError
 from safepoint.foundation.processes import name_of, tree_of
+from safepoint.transparent.criu.gate import folder_for_scripts
 from safepoint.transparent.criu.messages import explain
 from safepoint.transparent.criu.obstacles import refuse_obstacles
 from safepoint.transparent.criu.program import find_criu
@@ -88,6 +90,7 @@ _HARMLESS = "Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for sel
             "increase limit",
             "an update has replaced",
         ),
+        ("Error (compel/src/lib/ptrace.c:27): suspending seccomp failed: Operation not permitted", "seccomp filter"),
         ("(00.1) Error (criu/x.c:1): Something new", "Something new"),
     ],
 )
@@ -101,6 +104,17 @@ def test_a_log_becomes_a_reason(line: str, words: str) -> None:
 def test_a_log_without_errors_gives_its_last_line() -> None:
     assert explain("hello\nworld")[0] == "world"
     assert explain("")[0] == "it printed no reason"
+    assert explain(f"hello\n{_HARMLESS}")[0] == "hello"
+
+
+def test_a_criu_without_any_rights_is_named() -> None:
+    """It writes no log then, and only prints this."""
+    reason, hint = explain(
+        "CRIU needs to have the CAP_SYS_ADMIN or the CAP_CHECKPOINT_RESTORE capability: \n"
+        "setcap cap_checkpoint_restore+eip /usr/sbin/criu\n"
+    )
+    assert "lacks a right" in reason
+    assert "--privileged" in hint
 
 
 def test_a_tree_is_found_with_its_memory() -> None:
@@ -146,3 +160,14 @@ def test_killed_processes_have_ended() -> None:
             with held([process.pid]) as processes:
                 kill(processes)
                 assert process.poll() == -signal.SIGKILL
+
+
+def test_scripts_lie_where_programs_can_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Podman mounts /dev/shm of a container with `noexec`. If all folders are like that, nothing is restored."""
+    folders = [tmp_path / "memory", tmp_path / "disk"]
+    without = {folders[0]}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC if path in without else 0))
+    assert folder_for_scripts(folders) == folders[1]
+    without.add(folders[1])
+    with pytest.raises(UnsupportedError, match=r"noexec: .*memory, .*disk"):
+        folder_for_scripts(folders)
