@@ -145,6 +145,7 @@ class Progress:
         saves: see `SaveStatistics`.
         space: the folders that the launcher of the first rank watches.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
+        repeated_steps: how many steps starts of the run have done again, because their work was lost; None when unknown.
         message: why the training ended or the ranks were restarted, one sentence; otherwise empty.
     """
 
@@ -174,6 +175,7 @@ class Progress:
     saves: SaveStatistics = field(default_factory=SaveStatistics)
     space: tuple[SpaceRecord, ...] = ()
     grace_s: float = 30.0
+    repeated_steps: int | None = None
     message: str = ""
 
     @property
@@ -363,6 +365,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "safe_time": _moment,
     "snapshot_step": _count,
     "grace_s": _number,
+    "repeated_steps": _count,
     "message": _text,
 }
 _SAVE_FIELDS: dict[str, Callable[[Any], Any]] = {

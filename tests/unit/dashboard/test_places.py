@@ -381,3 +381,20 @@ def test_a_place_that_cannot_be_read_disturbs_no_other(home: Path, client: TestC
     assert "does not answer" in client.get(f"/jobs/{PLACE}/tiny").text
     cluster.failure = ""
     assert f'href="/jobs/{PLACE}/tiny"' in client.get("/jobs").text
+
+
+def test_what_the_pods_have_posted_about_interruptions(client: TestClient, cluster: Cluster) -> None:
+    """The number of starts, and the repeated steps at the pace of now, for all slots; the rest is not known."""
+    posted = Progress(time=at(1), state=State.TRAINING, step=90, step_s=2.0, attempt=4, repeated_steps=30)
+    cluster.fields = {"gpu_per_node": 4, "progress": posted}
+    [document] = client.get("/costs.json").json()
+    assert (document["num_interruptions"], document["seconds"]["lost"]) == (3, 60.0)
+    assert (document["interruptions"], document["seconds"]["down"]) == ([], None)
+    text = client.get("/costs").text
+    assert re.search(r'data-label="Computed twice" class="num">8 m', text)
+    assert re.search(r'data-label="Interruptions" class="num">3<', text)
+    assert re.search(r'data-label="Until it trained again" class="num">—<', text)
+    cluster.fields = {"progress": replace(posted, repeated_steps=None, attempt=0)}
+    text = client.get("/costs").text
+    assert re.search(r'data-label="Computed twice" class="num">—<', text)
+    assert re.search(r'data-label="Interruptions" class="num">—<', text)

@@ -25,7 +25,7 @@ async def costs(request: Request) -> Response:
     units = sorted({cost.unit for cost in found}, reverse=True)
     totals = {
         unit: {
-            name: hours(sum(getattr(cost, f"{name}_s") for cost in found if cost.unit == unit))
+            name: hours(sum(getattr(cost, f"{name}_s") or 0.0 for cost in found if cost.unit == unit))
             for name in ("held", "lost", "down", "saved", "waited")
         }
         for unit in units
