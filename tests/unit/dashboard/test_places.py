@@ -46,6 +46,8 @@ class Cluster:
         self.inventory: Inventory | None = None
         self.in_pod: list[dict[str, Any]] = []
         self.asked_bytes: list[int | None] = []
+        self.asked_nodes: list[int | None] = []
+        self.memory: dict[str, Any] = {"pods": {}, "missing": "the cluster has no metrics API"}
         self.text = "CUDA <out> of memory"
         """A text that strangers have written."""
         self.is_held = threading.Event()
@@ -118,9 +120,16 @@ class Cluster:
         ]
 
     def logs(
-        self, name: str, *, rank: int | None = None, follow: bool = False, last_bytes: int | None = None
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        node: int | None = None,
+        follow: bool = False,
+        last_bytes: int | None = None,
     ) -> Iterator[LogLine]:
         self.asked_bytes.append(last_bytes)
+        self.asked_nodes.append(node)
         if not self.job(name).pods:
             raise NotFoundError("the job is Suspended and has no pods now")
         yield LogLine(source="node 0", text="hello from a pod")
@@ -128,7 +137,7 @@ class Cluster:
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
         is_failed = job.state is JobState.FAILED
-        return {"last_lines": [self.text] if is_failed else [], "queue_place": 3}
+        return {"last_lines": [self.text] if is_failed else [], "queue_place": 3, "memory": self.memory}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
         return self._progress()
@@ -246,6 +255,22 @@ def test_the_end_of_the_output_is_enough(client: TestClient, cluster: Cluster) -
     page = client.get(f"/jobs/{PLACE}/tiny/logs", headers={"hx-request": "true"})
     assert (page.status_code, "The job is Suspended and has no pods now." in page.text) == (200, True)
     assert client.get(f"/jobs/{PLACE}/tiny/logs.json").status_code == 404
+
+
+def test_a_pod_has_its_memory_and_its_output(client: TestClient, cluster: Cluster) -> None:
+    """The memory of its container, or why it is not known; and the output of this pod alone."""
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert "How much memory the pods use is not known: the cluster has no metrics API." in text
+    assert f'href="/jobs/{PLACE}/tiny/logs?node=0"' in text
+    cluster.memory = {"pods": {"tiny-node-0-0-abcde": 3_000_000_000}, "missing": ""}
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert '3.0 GB<span class="sub">no limit</span>' in text
+    assert "is not known" not in text
+    assert client.get(f"/jobs/{PLACE}/tiny.json").json()["memory"] == cluster.memory
+    text = client.get(f"/jobs/{PLACE}/tiny/logs?node=0").text
+    assert cluster.asked_nodes[-1] == 0
+    assert '<option value="0" selected>node 0</option>' in text
+    assert client.get(f"/jobs/{PLACE}/tiny/logs?node=x").status_code == 400
 
 
 def test_checkpoints_in_a_claim_are_read_in_a_pod(client: TestClient, cluster: Cluster, tmp_path: Path) -> None:
