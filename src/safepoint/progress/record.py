@@ -145,7 +145,7 @@ class Progress:
         saves: see `SaveStatistics`.
         space: the folders that the launcher of the first rank watches.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
-        repeated_steps: how many steps starts of the run have done again, because their work was lost; None when unknown.
+        repeated_steps: how many steps were done again, because an interruption had lost them; None when unknown.
         message: why the training ended or the ranks were restarted, one sentence; otherwise empty.
     """
 

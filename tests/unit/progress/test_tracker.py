@@ -86,7 +86,7 @@ def test_a_resumed_run_is_as_far_as_it_was_from_the_beginning(tracked: Tracked) 
 
 
 def test_steps_that_are_done_again_are_counted_over_all_attempts(tracked: Tracked) -> None:
-    """Those between the checkpoint and the last report. Without a record of the start before, the number is unknown."""
+    """Those between the checkpoint and the last report. Without a record of the start before, they are unknown."""
     tracked.begin()
     tracked.step(30, 1.0)
     tracked.figures.end(State.FAILED)

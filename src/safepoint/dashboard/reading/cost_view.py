@@ -28,8 +28,8 @@ class JobCost:
         held_s: how long it has held its slots.
         lost_s: the time of work that had to be done again; None if it is not known.
         down_s: the time from interruptions until it trained again, while it held its slots; None if it is not known.
-        saved_s: the time that it would have lost in addition with one save per hour and no save on SIGTERM; None if it
-            is not known.
+        saved_s: the time that it would have lost in addition with one save per hour and no save on SIGTERM; None if
+            it is not known.
         waited_s: how long it waited for its machines.
         num_interruptions: how often it was interrupted; None if it is not known.
         price: the price of one slot for an hour; 0 if it is not known.
@@ -95,7 +95,8 @@ def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float])
 def _as_posted(cost: JobCost, progress: Progress | None) -> JobCost:
     """The cost of a job on a cluster, which does not keep when a job was interrupted.
 
-    The pods post the number of the attempt, which each start of the ranks increases, and how many steps were repeated.
+    The pods post the number of the attempt, which each start of the ranks increases, and how many steps they have
+    repeated.
     """
     steps = None if progress is None else progress.repeated_steps
     lost_s = 0.0 if steps == 0 else None

@@ -39,7 +39,8 @@ class Cluster:
         self.answers.wait(30 * PATIENCE)
         if self.failure is not None:
             raise self.failure
-        containers = [{"name": "proxy", "usage": {"memory": "9Gi"}}, {"name": "node", "usage": {"memory": self.memory}}]
+        used = {"proxy": "9Gi", "node": self.memory}
+        containers = [{"name": name, "usage": {"memory": text}} for name, text in used.items()]
         return {"items": [{"metadata": {"name": name}, "containers": containers} for name in ("p0", "stranger")]}
 
 

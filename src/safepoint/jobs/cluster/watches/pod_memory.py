@@ -1,7 +1,7 @@
 """How much memory the pods of a job use now, from the metrics API of the cluster, which not every cluster has.
 
-Promises: a job takes one request each 15 seconds at most, and fewer after a failure. An API that does not answer delays
-a caller by one second.
+Promises: at most one request for a job is sent in 15 seconds, and fewer after a failure. An API that does not answer
+delays a caller by one second.
 """
 
 import contextlib
@@ -81,7 +81,9 @@ class PodMemory:
                 _PATH.format(self._api.namespace), query={"labelSelector": f"{JOBSET_LABEL}={name}"}
             )
         except NotFoundError:
-            return MemoryUse(missing="the cluster has no metrics API (metrics.k8s.io), such as that of metrics-server")
+            return MemoryUse(
+                missing="the cluster has no metrics API (metrics.k8s.io), such as that of metrics-server"
+            )
         except AccessDeniedError:
             return MemoryUse(missing="you are not allowed to list the metrics of pods (pods.metrics.k8s.io)")
         except SafepointError as error:
