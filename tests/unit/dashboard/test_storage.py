@@ -52,6 +52,7 @@ class Store:
     def __init__(self, *found: StoredObject) -> None:
         self.found = found
         self.num_listings = 0
+        self.begun = threading.Semaphore(0)
         self.failure: Exception | None = None
         self.answers = threading.Event()
         self.answers.set()
@@ -63,6 +64,7 @@ class Store:
 
     def unsorted(self, *, deadline_s: float) -> Iterator[StoredObject]:
         self.num_listings += 1
+        self.begun.release()
         self.answers.wait(30 * PATIENCE)
         if self.failure is not None:
             raise self.failure
@@ -81,9 +83,10 @@ def test_a_location_is_listed_again_after_a_while(monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         assert usage.look({"a": store.open}, wait_s=30 * PATIENCE)["a"].stored_bytes == GB
     assert (store.num_listings, changes) == (1, ["storage"])
-    now[0] += 301
+    now[0] += 31
     store.answers.clear()
     assert usage.look({"a": store.open})["a"].stored_bytes == GB
+    assert all(store.begun.acquire(timeout=30 * PATIENCE) for _ in range(2))
     store.answers.set()
     assert usage.look({"b": store.open}, wait_s=30 * PATIENCE).keys() <= {"b"}  # `a` is no longer wanted
 

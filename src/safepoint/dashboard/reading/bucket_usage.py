@@ -1,7 +1,8 @@
 """How much is stored below locations of object stores. A thread lists them, because a listing may take minutes.
 
-Promises: while no page asks, nothing is listed. A location is listed once in five minutes at most, and its listing
-ends after a minute or 100,000 objects. A location that cannot be listed delays no page.
+Promises: while no page asks, nothing is listed. A listing ends after a minute or 100,000 objects. If it took t
+seconds, the next one begins 100·t seconds later at the earliest, and not within half a minute. A location that cannot
+be listed delays no page.
 """
 
 import math
@@ -14,7 +15,8 @@ from safepoint.foundation import clock
 from safepoint.foundation.bounded import Work
 from safepoint.storage.store import Store, StoredObject
 
-_FRESH_S = 300.0
+_FRESH_S = 30.0
+_BUSY_SHARE = 100
 _LIST_WITHIN_S = 60.0
 _MOST_OBJECTS = 100_000
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
@@ -51,6 +53,7 @@ class BucketUsage:
         self._changed = changed
         self._lock = threading.Lock()
         self._found: dict[str, tuple[float, Usage]] = {}
+        """With the time from which on a location is listed again."""
         self._work: Work[None] | None = None
 
     def look(self, wanted: Mapping[str, OpenStore], *, wait_s: float = 0.0) -> dict[str, Usage]:
@@ -62,8 +65,8 @@ class BucketUsage:
         """
         with self._lock:
             self._found = {location: found for location, found in self._found.items() if location in wanted}
-            stale_s = clock.monotonic_s() - _FRESH_S
-            old = {one: wanted[one] for one in wanted if one not in self._found or self._found[one][0] < stale_s}
+            now_s = clock.monotonic_s()
+            old = {one: wanted[one] for one in wanted if one not in self._found or self._found[one][0] < now_s}
             if old and (self._work is None or self._work.is_done(0)):
                 self._work = Work(lambda: self._list(old))
             work, is_missing = self._work, any(one not in self._found for one in wanted)
@@ -74,9 +77,12 @@ class BucketUsage:
 
     def _list(self, locations: Mapping[str, OpenStore]) -> None:
         for location, open_store in locations.items():
+            begun_s = clock.monotonic_s()
             found = _usage_of(open_store)
+            ended_s = clock.monotonic_s()
             with self._lock:
-                self._found[location] = (clock.monotonic_s(), found)
+                again_s = ended_s + max(_FRESH_S, _BUSY_SHARE * (ended_s - begun_s))
+                self._found[location] = (again_s, found)
             self._changed()
 
 
