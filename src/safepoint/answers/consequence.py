@@ -5,7 +5,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from safepoint.answers.situation import age_s
+from safepoint.answers.situation import age_s, save_interval_s
 from safepoint.foundation.units import format_duration, plural
 from safepoint.jobs.local.chosen_checkpoint import Choice
 from safepoint.jobs.model.job_place import Job
@@ -107,7 +107,11 @@ def consequence_of(
     return Consequence(
         action=action,
         is_possible=True,
-        sentences=(*_save_sentences(progress, usable_s, job.settings.grace_s, fits), *_afterwards(action, output)),
+        sentences=(
+            *_save_sentences(progress, usable_s, job.settings.grace_s, fits),
+            *(_choices(action, job, progress) if fits is False else ()),
+            *_afterwards(action, output),
+        ),
         safe_step=progress.safe_step,
         safe_age_s=None if progress.safe_time is None else age_s(progress.safe_time),
         save_needed_s=needed_s,
@@ -181,6 +185,21 @@ def _save_sentences(progress: Progress, usable_s: float, grace_s: float, fits: b
             f"{grace_s:g} s grace period can be used: it may not fit{lost}."
         )
     return [first, second]
+
+
+def _choices(action: Action, job: Job, progress: Progress) -> list[str]:
+    """What a person can do so that less is lost, if a save may not fit."""
+    found: list[str] = []
+    if "namespace" in job.particulars and action is not Action.DELETE:
+        found.append(
+            "If you may run programs in its pods (the right pods/exec), the save comes first, takes the time that it "
+            "needs, and loses nothing."
+        )
+    interval_s = save_interval_s(progress)
+    if interval_s is not None and progress.safe_time is not None and age_s(progress.safe_time) < interval_s:
+        due_s = interval_s - age_s(progress.safe_time)
+        found.append(f"If you wait, less is lost: the next save is due in about {format_duration(due_s)}.")
+    return found
 
 
 def _afterwards(action: Action, output: str | None) -> list[str]:

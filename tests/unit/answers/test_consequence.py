@@ -46,6 +46,23 @@ def test_a_save_that_does_not_fit_loses_the_steps_since_the_last_one() -> None:
     assert (unknown.lost_s, "would be lost" in unknown.sentences[1]) == (None, False)
 
 
+def test_a_save_that_does_not_fit_leaves_choices() -> None:
+    """To wait for the next save, if its time is known and not past; on a cluster, the save can come first."""
+    slow = SaveStatistics(expected_s=48.0, count=3)
+    waits = "If you wait, less is lost: the next save is due in about"
+    report = training(saves=slow, started=at(320))  # three saves in 300 s, the last one 20 s ago
+    assert any(one.startswith(f"{waits} 1 m 2") for one in consequence_of(Action.SUSPEND, RUNNING, report).sentences)
+    late = training(saves=slow, started=at(320), safe_time=at(200))
+    for other in (late, training(saves=slow), training(started=at(320))):
+        assert not any(waits in one for one in consequence_of(Action.SUSPEND, RUNNING, other).sentences)
+    on_cluster = of(trainjob())
+    assert on_cluster.state.holds_slots
+    first = "the save comes first"
+    for action, is_first in ((Action.SUSPEND, True), (Action.SCALE, True), (Action.DELETE, False)):
+        assert any(first in one for one in consequence_of(action, on_cluster, report).sentences) == is_first
+    assert not any(first in one for one in consequence_of(Action.SUSPEND, RUNNING, report).sentences)
+
+
 def test_an_unknown_duration_is_stated() -> None:
     """Before the first save, and without a size."""
     found = consequence_of(Action.SUSPEND, RUNNING, training(saves=SaveStatistics(), safe_step=None, safe_time=None))

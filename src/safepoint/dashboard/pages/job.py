@@ -20,6 +20,7 @@ from safepoint.dashboard.reading.places import PlaceReader
 from safepoint.dashboard.rendering import Refusal, json_response, respond, sentence_of_error
 from safepoint.errors import NotFoundError
 from safepoint.jobs.model.job_place import LogLine
+from safepoint.presentation.drawings import MOST_CURVES
 from safepoint.presentation.tones import TONES
 
 _NUM_EVENTS = 30
@@ -56,6 +57,7 @@ async def job(request: Request) -> Response:
         events=event_rows(view.events[-_NUM_EVENTS:]),
         num_events=len(view.events),
         most_ranks=MOST_RANKS,
+        most_curves=MOST_CURVES,
         works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
     )
 

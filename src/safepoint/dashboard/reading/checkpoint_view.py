@@ -15,7 +15,7 @@ from safepoint.checkpoint.local.retention import Candidate, parse_policies
 from safepoint.checkpoint.tools.documents import state_of
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, Stated, open_inventory
 from safepoint.dashboard.reading.places import PlaceReader
-from safepoint.errors import NotFoundError, SafepointError, UnsupportedError, UsageError
+from safepoint.errors import NotFoundError, UnsupportedError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.records import JobEvent, JobRecord
