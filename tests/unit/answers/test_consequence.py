@@ -1,10 +1,14 @@
 """What an action would mean for a job, before it is done."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from safepoint.answers import consequence
 from safepoint.answers.consequence import Action, actions_of, consequence_of
+from safepoint.answers.freezing import FreezePlan
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from tests.support.dashboards import at
@@ -79,8 +83,9 @@ def test_without_a_training_nothing_has_to_be_saved() -> None:
         assert "Its checkpoints in /out stay" in found.sentences[-1]
 
 
-def test_each_state_accepts_its_actions() -> None:
+def test_each_state_accepts_its_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the commands accept; a refusal says why."""
+    monkeypatch.setattr(consequence, "is_promising", lambda: False)
     expected = {
         JobState.RUNNING: [Action.SUSPEND, Action.SCALE, Action.DELETE],
         JobState.SUSPENDED: [Action.RESUME, Action.SCALE, Action.DELETE],
@@ -94,6 +99,28 @@ def test_each_state_accepts_its_actions() -> None:
         for action in set(Action) - set(actions):
             found = consequence_of(action, job, None)
             assert (found.is_possible, len(found.sentences)) == (False, 1)
+
+
+def test_a_freeze_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the image is, its size at most, and what is in it; or why this machine cannot freeze the job."""
+    plan = FreezePlan(folder=Path("/state/images"), num_processes=3, memory_bytes=2 * 10**9, free_bytes=10**9)
+    found = consequence_of(Action.FREEZE, RUNNING, training(), freeze=plan)
+    assert (found.is_possible, found.fits, found.safe_step) == (True, None, 30)
+    text = " ".join(found.sentences)
+    assert "All 3 processes of the job stop at one moment, go into a process image in /state/images" in text
+    assert "at most 2.0 GB, and 1.0 GB are free there: it may not fit. If it does not, the processes run on." in text
+    assert "it uses the newest checkpoint: step 30, 2" in text
+    assert "with all passwords in it" in text
+    assert "may not fit" not in " ".join(
+        consequence_of(Action.FREEZE, RUNNING, None, freeze=replace(plan, free_bytes=None)).sentences
+    )
+    obstacle = FreezePlan(folder=Path("/x"), obstacle="This machine cannot freeze the job: CRIU is not installed.")
+    for given in (None, obstacle):
+        assert not consequence_of(Action.FREEZE, RUNNING, training(), freeze=given).is_possible
+    assert not consequence_of(Action.FREEZE, of(trainjob()), None, freeze=plan).is_possible
+    monkeypatch.setattr(consequence, "is_promising", lambda: True)
+    assert actions_of(RUNNING) == [Action.SUSPEND, Action.SCALE, Action.FREEZE, Action.DELETE]
+    assert Action.FREEZE not in actions_of(job_record("tiny", JobState.SUSPENDED))
 
 
 def test_a_job_that_cannot_go_on_says_what_to_do() -> None:
