@@ -208,7 +208,7 @@ def test_a_link_is_made_for_another_person(dashboard: Dashboard) -> None:
 
 
 def test_a_freeze_is_explained_and_done(home: Path, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page says why this machine cannot do it; with CRIU, where the image will be. The actor is in the request."""
+    """The page says why this machine cannot do it; with CRIU, where the image will be."""
     write_sample(home, Sample(name="busy", state=JobState.RUNNING, step=30, steps=(10,)))
     page = "/jobs/local/busy/freeze"
     dashboard.visitor()
