@@ -19,6 +19,10 @@ from tests.support.moto_server import MotoServer, moto_server
 from tests.support.patience import PATIENCE
 from tests.support.s3_server import S3Server
 
+# Each template would import torch and transformers for one program. Programs of tests are copied from a template of
+# theirs (`tests.support.copies`); tests of `--preload` name it, and cluster pods have the default.
+os.environ.setdefault("SAFEPOINT_PRELOAD", "0")
+
 pytest.register_assert_rewrite("tests.support.equality")
 
 # A test asserts no duration: on a busy machine any example may take long.

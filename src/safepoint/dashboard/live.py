@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
 from safepoint.errors import SafepointError
 
-_LOOK_EVERY_S = 0.4
+_LOOK_EVERY_S = 0.5
 _LOOK_AT_CLUSTER_EVERY_S = 3.0
 _ALIVE_EVERY_S = 15.0
 _MOST_PENDING = 1000

@@ -76,7 +76,7 @@ class RunSettings:
     """The file for the termination message; None for /dev/termination-log, if that file exists."""
     snapshot_memory: str | None = None
     """How much memory all snapshots of one node may take, such as `8Gi`; None limits only by `snapshot_slots`."""
-    preload: bool = False
+    preload: bool = True
     """Copy the ranks of a node from one process that has imported their packages."""
     verbosity: int = 0
     """0: one line per event; more: details."""

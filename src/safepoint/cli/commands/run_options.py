@@ -202,9 +202,9 @@ class RunOptions:
             "--preload/--no-preload",
             envvar="SAFEPOINT_PRELOAD",
             help="Import the packages of the script once on each node, in a separate process, and fork the ranks "
-            "from that process. The ranks then start and restart faster. The option is new, and off by default.",
+            "from that process: they start and restart faster. --no-preload: start each rank as a new process.",
         ),
-    ] = False
+    ] = True
     verbose: Annotated[
         int, typer.Option("-v", "--verbose", count=True, help="Print more messages.", show_default=False)
     ] = 0

@@ -76,6 +76,7 @@ class ClusterJobs:
         self._memory = PodMemory(api)
         self.place = api.connection.name
         self._scaling = Scaling(api, self._successions, self.observe, place=self.place)
+        self._last_described: dict[str, tuple[Observed, ClusterJob]] = {}
 
     def __enter__(self) -> "ClusterJobs":
         return self
@@ -161,8 +162,16 @@ class ClusterJobs:
         return self._described(self._observer.all_explained(found))
 
     def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
-        """The jobs that these objects describe, oldest first."""
-        return sorted((describe(seen, place=self.place) for seen in observed), key=lambda job: job.created)
+        """The jobs that these objects describe, oldest first. A job whose objects have not changed is the same object
+        as at the last call."""
+        before, self._last_described = self._last_described, {}
+        for seen in observed:
+            name = name_of(seen.trainjob)
+            known = before.get(name)
+            if known is None or known[0] != seen:
+                known = seen, describe(seen, place=self.place)
+            self._last_described[name] = known
+        return sorted((job for _, job in self._last_described.values()), key=lambda job: job.created)
 
     def summaries(self) -> list[ClusterJob]:
         """All jobs of the namespace, oldest first."""

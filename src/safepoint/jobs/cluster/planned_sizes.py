@@ -162,7 +162,7 @@ def _memory(spec: ClusterSpec) -> list[str]:
         else []
     )
     if template_bytes:
-        parts.append(f"the template of --preload takes about {format_bytes(template_bytes)} in each pod")
+        parts.append(f"the template of the ranks takes about {format_bytes(template_bytes)} in each pod")
     if not parts:
         return []
     what = f"memory: {' and '.join(parts)}"

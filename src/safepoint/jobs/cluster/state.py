@@ -197,7 +197,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
     """The job that these objects describe, with its state. `place` is the name of the cluster in messages."""
     job = seen.trainjob
     record = read_record(texts(job, "metadata", "annotations").get(RECORD))
-    state, message = _state_of(seen)
+    state, message = state_of(seen)
     program: list[str] = list(map(str, items(record, "program")))
     trainer = at(job, "spec", "trainer")
     notes = texts(job, "metadata", "annotations")
@@ -321,7 +321,8 @@ def _variable(trainer: Any, name: str) -> str:
     return next((str(at(entry, "value")) for entry in items(trainer, "env") if at(entry, "name") == name), "")
 
 
-def _state_of(seen: Observed) -> tuple[JobState, str]:
+def state_of(seen: Observed) -> tuple[JobState, str]:
+    """The state of a job, and why it is in this state; the reason may be empty."""
     job = seen.trainjob
     if at(job, "metadata", "deletionTimestamp") or seen.target_nodes is not None:
         return _ending(seen)

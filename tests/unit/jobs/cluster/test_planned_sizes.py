@@ -151,20 +151,21 @@ def test_memory_is_stated_and_never_set(changes: dict[str, Any], words: str) -> 
         (
             10**9,
             None,
-            "memory: snapshots take about 1.0 GB in the first pod and the template of --preload takes about ",
+            "memory: snapshots take about 1.0 GB in the first pod and the template of the ranks takes about ",
         ),
         (10**9, "1600M", "in each pod, and --memory 1600M leaves too little for them: training would wait"),
         (10**9, "1700M", "in addition to what the training needs"),
-        (0, None, "memory: the template of --preload takes about 600 MB in each pod, in addition to"),
+        (0, None, "memory: the template of the ranks takes about 600 MB in each pod, in addition to"),
         (0, "500M", "leaves too little for them: the pod would be OOM-killed"),
     ],
 )
 def test_the_memory_of_a_template_counts(snapshot_bytes: int, memory: str | None, expected: str) -> None:
-    """With `--preload`; also if there are no snapshots."""
+    """The template counts; also if there are no snapshots."""
     needs = replace(NEEDS, snapshot_bytes=snapshot_bytes)
     resources = {} if memory is None else {"memory": memory}
-    assert expected in said(made(needs=needs, settings=replace(REMOTE, preload=True), resources=resources), "memory")
-    assert "template" not in said(made(needs=needs, resources=resources), "memory")
+    assert expected in said(made(needs=needs, resources=resources), "memory")
+    cold = made(needs=needs, settings=replace(REMOTE, preload=False), resources=resources)
+    assert "template" not in said(cold, "memory")
 
 
 def test_a_grace_period_that_is_too_short_is_stated_and_not_changed() -> None:

@@ -16,7 +16,7 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     runs_or_is_done,
 )
 from safepoint.jobs.cluster.spec import is_plan
-from safepoint.jobs.cluster.state import UID_LABEL, Observed, describe
+from safepoint.jobs.cluster.state import UID_LABEL, Observed, state_of
 from safepoint.jobs.cluster.watches.job_objects import parts_of, warnings_of_job
 from safepoint.jobs.model.states import JobState
 
@@ -84,7 +84,7 @@ class Observer:
 
 
 def _may_wait(seen: Observed) -> bool:
-    return describe(seen, place="").state in _MAY_WAIT
+    return state_of(seen)[0] in _MAY_WAIT
 
 
 def _asked(seen: Observed) -> list[tuple[str, set[str]]]:
