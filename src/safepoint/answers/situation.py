@@ -111,7 +111,8 @@ def sentence_of(
     if job.state is JobState.SUSPENDED:
         step = job.safe_step if job.safe_step is not None else (progress.safe_step if progress else None)
         at = "nothing is saved" if step is None else f"step {step:,} is saved"
-        return f"Suspended: {at}. It continues with “resume”." + (f" {_upper(why)}." if why else "")
+        is_said = why == f"step {step} is saved"  # the message of a suspension that has saved
+        return f"Suspended: {at}. It continues with “resume”." + (f" {_upper(why)}." if why and not is_said else "")
     if job.state is JobState.RUNNING and progress is not None and not progress.state.is_end:
         return _running(progress, newest or "", verified_s)
     beginnings = {

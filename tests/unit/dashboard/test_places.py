@@ -375,6 +375,14 @@ def test_hostile_texts_of_a_cluster_are_shown_as_text(client: TestClient, cluste
             assert tags.found <= usual[path].found | {("time", ("datetime", "title"))}, (path, text)
             assert all(link.startswith(("/", "#", "?")) for link in tags.links), (path, text)
             assert "secret" not in "".join(tags.text), (path, text)
+        cluster.fields |= {"output": f"s3://ckpt/{text}"}
+        client.get("/storage.json")  # waits until the location was opened, which fails
+        answer, tags = client.get("/storage"), Tags()
+        tags.feed(answer.text)
+        usual.setdefault("bucket", tags)
+        assert tags.found <= usual["bucket"].found, text
+        assert all(link.startswith(("/", "#", "?")) for link in tags.links), text
+        assert "secret" not in "".join(tags.text), text
 
 
 def finished(client: TestClient, answer: Any) -> Any:

@@ -92,11 +92,17 @@ def test_a_location_is_listed_again_after_a_while(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_location_that_cannot_be_listed_says_why() -> None:
-    """The others are listed."""
-    bad, good = Store(), Store(*objects(60.0))
-    bad.failure = AccessDeniedError("the key is not valid")
-    found = BucketUsage(lambda: None).look({"bad": bad.open, "good": good.open}, wait_s=30 * PATIENCE)
+    """The others are listed, also those that are wanted meanwhile."""
+    bad, good, worse = Store(), Store(*objects(60.0)), Store()
+    bad.failure, worse.failure = AccessDeniedError("the key is not valid"), RuntimeError("a bug")
+    bad.answers.clear()
+    usage = BucketUsage(lambda: None)
+    assert usage.look({"bad": bad.open}) == {}
+    assert usage.look({"bad": bad.open, "worse": worse.open, "good": good.open}) == {}
+    bad.answers.set()
+    found = usage.look({"bad": bad.open, "worse": worse.open, "good": good.open}, wait_s=30 * PATIENCE)
     assert (found["bad"].failure, found["good"].stored_bytes) == ("the key is not valid", GB)
+    assert found["worse"].failure == "RuntimeError: a bug"
 
 
 @pytest.fixture

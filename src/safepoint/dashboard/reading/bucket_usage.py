@@ -5,6 +5,7 @@ seconds, the next one begins 100·t seconds later at the earliest, and not withi
 be listed delays no page.
 """
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.bounded import Work
 from safepoint.storage.store import Store, StoredObject
 
+_log = logging.getLogger("safepoint")
 _FRESH_S = 30.0
 _BUSY_SHARE = 100
 _LIST_WITHIN_S = 60.0
@@ -54,6 +56,8 @@ class BucketUsage:
         self._lock = threading.Lock()
         self._found: dict[str, tuple[float, Usage]] = {}
         """With the time from which on a location is listed again."""
+        self._pending: dict[str, OpenStore] = {}
+        """What the thread lists next. The first is being listed."""
         self._work: Work[None] | None = None
 
     def look(self, wanted: Mapping[str, OpenStore], *, wait_s: float = 0.0) -> dict[str, Usage]:
@@ -65,25 +69,34 @@ class BucketUsage:
         """
         with self._lock:
             self._found = {location: found for location, found in self._found.items() if location in wanted}
-            now_s = clock.monotonic_s()
-            old = {one: wanted[one] for one in wanted if one not in self._found or self._found[one][0] < now_s}
-            if old and (self._work is None or self._work.is_done(0)):
-                self._work = Work(lambda: self._list(old))
+            now_s, was_idle = clock.monotonic_s(), not self._pending
+            for location, open_store in wanted.items():
+                if location not in self._found or self._found[location][0] < now_s:
+                    self._pending.setdefault(location, open_store)
+            if self._pending and was_idle:
+                self._work = Work(self._list)
             work, is_missing = self._work, any(one not in self._found for one in wanted)
         if work is not None and is_missing:
             work.is_done(wait_s)
         with self._lock:
             return {location: found for location, (_, found) in self._found.items() if location in wanted}
 
-    def _list(self, locations: Mapping[str, OpenStore]) -> None:
-        for location, open_store in locations.items():
+    def _list(self) -> None:
+        """List what is pending, until nothing is."""
+        while True:
+            with self._lock:
+                location, open_store = next(iter(self._pending.items()))
             begun_s = clock.monotonic_s()
             found = _usage_of(open_store)
             ended_s = clock.monotonic_s()
             with self._lock:
                 again_s = ended_s + max(_FRESH_S, _BUSY_SHARE * (ended_s - begun_s))
                 self._found[location] = (again_s, found)
+                del self._pending[location]
+                is_done = not self._pending
             self._changed()
+            if is_done:
+                return
 
 
 def _usage_of(open_store: OpenStore) -> Usage:
@@ -96,6 +109,9 @@ def _usage_of(open_store: OpenStore) -> Usage:
         return usage_in(store.unsorted(deadline_s=clock.monotonic_s() + _LIST_WITHIN_S), now_s=clock.wall_s())
     except (SafepointError, ValueError) as error:
         return Usage(failure=str(error))
+    except Exception as error:  # noqa: BLE001  the other locations must still be listed
+        _log.warning("the size of a location cannot be read: %s: %s", type(error).__name__, error)
+        return Usage(failure=f"{type(error).__name__}: {error}")
 
 
 def usage_in(objects: Iterable[StoredObject], *, now_s: float) -> Usage:

@@ -120,6 +120,7 @@ def test_an_api_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert use.of(job()).missing == "the metrics API of the cluster has not answered yet"
     assert len(cluster.asked) == 1
     cluster.answers.set()
-    monkeypatch.setattr(pod_memory, "_WAIT_S", 30 * PATIENCE)
+    work = use._found["tiny"][1]  # pyright: ignore[reportPrivateUsage]
+    assert work.is_done(30 * PATIENCE)
     assert use.of(job()).pods == {"p0": 2 << 30}
     assert len(cluster.asked) == 1

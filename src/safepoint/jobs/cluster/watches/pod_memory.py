@@ -1,7 +1,7 @@
 """How much memory the pods of a job use now, from the metrics API of the cluster, which not every cluster has.
 
 Promises: at most one request for a job is sent in 15 seconds, and fewer after a failure. An API that does not answer
-delays a caller by one second.
+delays the caller that has sent the request by one second, and no other.
 """
 
 import contextlib
@@ -58,10 +58,11 @@ class PodMemory:
         if not names or not job.state.holds_slots:
             return MemoryUse()
         again_s, work = self._found.pop(job.name, (float("-inf"), None))
-        if work is None or (work.is_done(0) and clock.monotonic_s() >= again_s):
+        is_new = work is None or (work.is_done(0) and clock.monotonic_s() >= again_s)
+        if work is None or is_new:
             work = Work(lambda: self._read(job.name))
             again_s = float("-inf")
-        found = work.result(_WAIT_S)
+        found = work.result(_WAIT_S if is_new else 0.0)
         if found is None:
             found = MemoryUse(missing="the metrics API of the cluster has not answered yet")
         elif again_s == float("-inf"):
