@@ -44,6 +44,12 @@ class Cluster:
         return {"items": [{"metadata": {"name": name}, "containers": containers} for name in ("p0", "stranger")]}
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may need longer than a person waits."""
+    monkeypatch.setattr(pod_memory, "_WAIT_S", 30 * PATIENCE)
+
+
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the monotonic clock, as a list of one value."""
