@@ -33,9 +33,13 @@ def test_ranks_with_nothing_to_save_are_killed_at_once(tmp_path: Path) -> None:
 
 
 def test_ranks_that_save_by_themselves_get_their_grace_period(tmp_path: Path) -> None:
-    """Without the keeper, a rank may be writing a checkpoint: it gets SIGTERM, and ends by itself."""
+    """Without the keeper, a rank may be writing a checkpoint: it gets SIGTERM, and ends by itself.
+
+    After a stop, gloo sometimes does not notice that the other rank has died (docs/resume.md). Then the rank is killed
+    when the grace period has ended.
+    """
     output = tmp_path / "run"
-    options = (*TWO, "--snapshot-slots", "0", "--grace", "10000", "--save-steps", "1")
+    options = (*TWO, "--snapshot-slots", "0", "--grace", "40", "--save-steps", "1")
     job = safepoint(output, *options, program=tiny(output, *STEPS))
     with no_orphans(job):
         job.wait_for_event("saved")

@@ -1,7 +1,7 @@
 """The ranks of the job, connected by a process group that only Safepoint uses.
 
 The group's backend is gloo on every device: it needs no GPU, disturbs no NCCL stream, and notices a dead peer by its
-closed connection. All calls are collective (every rank makes the same calls in the same order), except those whose
+closed connection, unless this rank was stopped (SIGSTOP) when the peer died. All calls are collective (every rank makes the same calls in the same order), except those whose
 docstring says which ranks make them.
 """
 
