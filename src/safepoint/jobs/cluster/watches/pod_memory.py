@@ -50,22 +50,22 @@ class PodMemory:
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
-        self._found: dict[str, tuple[float, Work[MemoryUse]]] = {}
+        self._found: dict[str, tuple[float | None, Work[MemoryUse]]] = {}
+        """For each job: when to send the next request, None while the answer to the last one was not used."""
 
     def of(self, job: ClusterJob) -> MemoryUse:
         """The memory of a job's pods. Empty, without a reason, if the job has no pods that run."""
         names = {pod.name for pod in job.pods if pod.phase == "Running"}
         if not names or not job.state.holds_slots:
             return MemoryUse()
-        again_s, work = self._found.pop(job.name, (float("-inf"), None))
-        is_new = work is None or (work.is_done(0) and clock.monotonic_s() >= again_s)
+        again_s, work = self._found.pop(job.name, (None, None))
+        is_new = work is None or (again_s is not None and clock.monotonic_s() >= again_s)
         if work is None or is_new:
-            work = Work(lambda: self._read(job.name))
-            again_s = float("-inf")
+            again_s, work = None, Work(lambda: self._read(job.name))
         found = work.result(_WAIT_S if is_new else 0.0)
         if found is None:
             found = MemoryUse(missing="the metrics API of the cluster has not answered yet")
-        elif again_s == float("-inf"):
+        elif again_s is None:
             again_s = clock.monotonic_s() + (_AFTER_FAILURE_S if found.missing else _AGAIN_S)
         self._found[job.name] = (again_s, work)
         if len(self._found) > _MOST_JOBS:
