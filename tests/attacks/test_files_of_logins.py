@@ -126,7 +126,7 @@ def test_authorities(is_notebook: bool, make: Callable[[Path], Path], server: Se
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("key", ["tokenFile", "client-certificate"])
 def test_a_file_that_another_user_put_there(key: str, server: Server, tmp_path: Path) -> None:
-    """Where everyone may write: the other user would choose as whom the command acts."""
+    """In a shared folder: the other user would choose the user of the cluster that the command acts as."""
     make_certificates(tmp_path)
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -14,7 +14,7 @@ import pytest
 
 from safepoint.errors import SafepointError, StorageError, UsageError
 from safepoint.foundation.configuration import TRUSTED_FOLDERS, Configuration
-from safepoint.foundation.environment import PlantedError, open_trusted
+from safepoint.foundation.shared_folders.ownership import PlantedError, open_trusted
 from safepoint.jobs.model.connections import keys_of
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location

@@ -13,7 +13,13 @@ import pytest
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import SafepointError
-from safepoint.foundation.environment import PlantedError, is_planted, is_planted_folder, open_trusted, why_foreign
+from safepoint.foundation.shared_folders.ownership import (
+    PlantedError,
+    is_planted,
+    is_planted_folder,
+    open_trusted,
+    why_foreign,
+)
 from safepoint.foundation.temporary_folders.places import may_be_replaced
 from safepoint.foundation.volumes import mounts
 from safepoint.jobs.local import paths

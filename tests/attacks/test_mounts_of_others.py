@@ -16,7 +16,7 @@ from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import StorageError, UsageError
 from safepoint.foundation import environment
-from safepoint.foundation.environment import is_of_stranger, is_planted
+from safepoint.foundation.shared_folders.ownership import is_of_stranger, is_planted
 from safepoint.foundation.volumes import mounts
 from safepoint.training.outcome import launcher_folder
 from safepoint.transparent.secret_folders import secret_folder

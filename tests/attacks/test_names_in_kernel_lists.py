@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from safepoint.foundation import processes
-from safepoint.foundation.environment import file_system_of
 from safepoint.foundation.volumes import mounts
-from safepoint.foundation.volumes.mounts import Mount, mount_of
+from safepoint.foundation.volumes.mounts import Mount, file_system_of, mount_of
 from safepoint.snapshot.memory import host_memory
 
 _STRANGER = 65534
@@ -95,7 +94,7 @@ def test_the_kernels_own_list(tmp_path: Path) -> None:
     )
     code = (
         "from pathlib import Path; from safepoint.snapshot.memory import host_memory; "
-        "from safepoint.foundation.environment import file_system_of; "
+        "from safepoint.foundation.volumes.mounts import file_system_of; "
         "host_memory.look(); print('KIND', file_system_of(Path('/proc')))"
     )
     for name in _ALL:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from safepoint.errors import SafepointError
-from safepoint.foundation import environment
 from safepoint.foundation.configuration import TRUSTED_FOLDERS, Configuration
+from safepoint.foundation.shared_folders.ownership import user_name
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.local.spec import _claims
 
@@ -50,7 +50,7 @@ def test_a_file_of_another_user(name: str, folder: Path) -> None:
     found = load(folder)
     assert not found.tables
     assert not found.pvc
-    assert f"it belongs to user {environment.user_name(_STRANGER)}" in found.ignored[0]
+    assert f"it belongs to user {user_name(_STRANGER)}" in found.ignored[0]
     assert f"{TRUSTED_FOLDERS}={folder}" in found.ignored[0]
 
 

@@ -1,4 +1,4 @@
-"""Every command and option that a document shows exists, and every link leads to an existing file or heading."""
+"""Every command and option that a document shows exists, every link leads to a file or heading, tables are whole."""
 
 import re
 import shlex
@@ -143,7 +143,32 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert not broken
 
 
+def _broken_rows(lines: list[str]) -> list[str]:
+    """The lines that begin a row of a table and do not end it: Markdown has no rows of several lines."""
+    return [line for line in lines if line.lstrip().startswith("|") and not line.rstrip().endswith("|")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_row_of_a_table_is_one_line(document: Path) -> None:
+    """A row that is wrapped would end the table, and show its bars as text."""
+    assert not _broken_rows(document.read_text().splitlines())
+
+
+def test_a_wrapped_row_is_found() -> None:
+    """Also in a table that is indented, as in a list."""
+    assert _broken_rows(["| a | b |", "|---|---|", "   | 1 | two", "   words |"]) == ["   | 1 | two"]
+
+
 def _headings(path: Path) -> set[str]:
     """The anchors of a document's headings."""
     lines = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_the_help_of_run_has_the_exit_codes_of_the_document() -> None:
+    """Both list the codes with which Safepoint itself ends a training."""
+    table = (ROOT / "docs" / "exit-codes.md").read_text().split("## Other commands")[0]
+    documented = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+    codes = (root().load("run").help or "").split("Exit codes: ")[1].replace("128 + n", "").split("any other code")[0]
+    assert len(documented) > 5
+    assert sorted(re.findall(r"\d+", codes)) == sorted(documented)

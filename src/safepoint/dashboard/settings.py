@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safepoint.errors import UsageError, without_credentials
-from safepoint.foundation.environment import open_trusted
 from safepoint.foundation.quantities import parse_bytes
+from safepoint.foundation.shared_folders.ownership import open_trusted
 from safepoint.storage.location import parse_location
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -26,16 +26,17 @@ class DashboardSettings:
 
     Args:
         host: the address to listen on.
-        port: the port; 0 for any free port. Another user can take a port when the dashboard has ended, and answer a
-            page that is still open. If the dashboard had the same port again, a page of this user could use it.
+        port: the port; 0 for any free port. When the dashboard has ended, another user can listen on its port, and
+            answer a page that is still open. If a later dashboard has the same port, a script in this answer can do
+            there everything that the person may do.
         is_read_only: whether every visitor may only read.
         tls_certificate: a PEM file with the certificate; with `tls_key`, the dashboard answers over TLS.
         tls_key: a PEM file with the key of the certificate.
         names: further names by which browsers reach the dashboard, as in the Host header, without the port.
-        proxies: the addresses from which a proxy may name the user.
-        proxy_users: the numbers of further users of this machine, as whom a proxy on this machine may run.
-        user_header: the header in which such a proxy names the user.
-        operators: the users whom a proxy names and who may change something.
+        proxies: the addresses of proxies that sign users in, and name the user in a header.
+        proxy_users: the numbers of users, besides you and root, that a proxy on this machine may run as.
+        user_header: the header in which a proxy names the user.
+        operators: the users of a proxy who may change something.
         gpu_price: the price of an hour of a GPU, in any currency; 0 if it is not known.
         cpu_price: the price of an hour of a processor core, for jobs without GPUs; 0 if it is not known.
         bucket_sizes: locations in object stores, each with how many bytes may be stored below it.
@@ -186,7 +187,7 @@ def user_numbers(texts: Sequence[str]) -> tuple[int, ...]:
         except (KeyError, ValueError) as error:
             raise UsageError(
                 f"--proxy-user {text[:100]!r}: this machine has no such user; nothing was started",
-                hint="give the name or the number of the user as whom the proxy runs",
+                hint="give the name or the number of the user that the proxy runs as",
             ) from error
     return tuple(found)
 

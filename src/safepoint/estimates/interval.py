@@ -7,14 +7,14 @@ the rate λ = 1/M, also during a restart. There are three kinds of them:
 | kind | what is kept |
 |---|---|
 | announced | all work: the ranks save when they receive SIGTERM |
-| of the ranks only | the work up to the newest snapshot in memory, which another process, the keeper, still has |
-| of the machine | the work up to the newest durable checkpoint |
+| ends only ranks | the work up to the newest snapshot in memory, which another process, the keeper, still has |
+| ends the machine | the work up to the newest durable checkpoint |
 
 With T = interval + δ, the expected work that survives an interruption after a start is
 
     announced             (1 - e^(-λ·interval)) / (λ·(1 - e^(-λT)))
-    of the ranks only     interval · e^(-λ·(C - δ)) / (e^(λT) - 1)
-    of the machine        interval · e^(-λ·(D - δ)) / (e^(λT) - 1)
+    ends only ranks       interval · e^(-λ·(C - δ)) / (e^(λT) - 1)
+    ends the machine      interval · e^(-λ·(D - δ)) / (e^(λT) - 1)
 
 where C is the time from the beginning of a save until its copy in memory is complete. The second and third are the
 sums over all saves n of interval · P(no interruption before the copy of save n can be used), a geometric series. The
@@ -88,7 +88,7 @@ class SaveTimes:
             `stall_s`; None for `stall_s`.
         restart_s: the time from an interruption until the training works again.
         announced_restart_s: this time after an announced interruption, with its save; None for `restart_s`.
-        ranks_restart_s: this time after an interruption of the ranks only; None for `restart_s`.
+        ranks_restart_s: this time after an interruption that ends only ranks; None for `restart_s`.
         snapshot_every_s: seconds of work between snapshots in memory that do not become checkpoints. If None, only
             saves take snapshots.
         snapshot_stall_s: how long such a snapshot delays the training.

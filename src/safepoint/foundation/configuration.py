@@ -29,14 +29,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.errors import UsageError, printable
-from safepoint.foundation.environment import (
-    expand_home,
-    is_planted,
-    open_only_file,
-    open_trusted,
-    why_foreign,
-)
+from safepoint.foundation.environment import expand_home
 from safepoint.foundation.shared_folders.no_links import RECORDS
+from safepoint.foundation.shared_folders.ownership import is_planted, open_only_file, open_trusted, why_foreign
 from safepoint.foundation.units import nearest
 
 PROJECT_FILE = "safepoint.toml"

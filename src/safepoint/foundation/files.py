@@ -20,7 +20,7 @@ import stat
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from safepoint.errors import printable
 from safepoint.foundation.bounded_json import read_object
@@ -78,19 +78,14 @@ def write_atomic(path: Path, data: bytes, *, durable: bool, below: Path | None =
         durable: also survive a power loss; costs about a millisecond.
         below: a folder above the file; the folders between the two may not be links.
     """
-    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        descriptor = no_links.create_file(working, below=below)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        no_links.rename(working, path, below=below)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            no_links.unlink(working, below=below)
-        raise
+
+    def fill(file: BinaryIO) -> None:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+    no_links.replace_file(path, fill, below=below)
     if durable:
         fsync_folder(path.parent)
 

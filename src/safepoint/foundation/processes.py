@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import sys
 import weakref
@@ -298,6 +299,18 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_end(process: int, limit_s: float | None = None) -> bool:
+    """Wait until a process has ended; returns whether it has.
+
+    Args:
+        process: a pidfd, a descriptor that stands for the process.
+        limit_s: how long to wait, in seconds; None for no limit.
+    """
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)  # a pidfd is readable when its process has ended
+    return bool(waiting.poll(None if limit_s is None else 1000 * max(0.0, limit_s)))
 
 
 def set_name(name: str) -> None:

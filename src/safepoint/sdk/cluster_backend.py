@@ -12,7 +12,7 @@ from typing import Any
 from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
-from safepoint.foundation.environment import UntrustedFileError, read_trusted
+from safepoint.foundation.shared_folders.ownership import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.connection import connect_to, connect_with

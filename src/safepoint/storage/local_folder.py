@@ -148,6 +148,7 @@ class LocalStore:
         """Create or replace an object durably, and return its version. `fill` writes its content to a descriptor."""
         path = self._path(key)
         with _translating(path):
+            # Not `replace_file`: the fence and the condition are checked between the write and the rename.
             working = _create_working(path)
             try:
                 with working.open("wb", buffering=0) as file:

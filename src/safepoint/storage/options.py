@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from safepoint.errors import StorageError, without_credentials
 from safepoint.foundation.closed_requests import tunnel_proxy
-from safepoint.foundation.environment import read_trusted
 from safepoint.foundation.quantities import parse_flag
+from safepoint.foundation.shared_folders.ownership import read_trusted
 
 _MOST_BYTES = 4 << 20
 _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")

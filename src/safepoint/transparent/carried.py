@@ -13,7 +13,7 @@ from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, ImageError, printable
-from safepoint.foundation.environment import is_planted
+from safepoint.foundation.shared_folders.ownership import is_planted
 from safepoint.foundation.temporary_folders.abandoned import kept
 from safepoint.transparent.images.manifest import MOST_FILE_BYTES
 

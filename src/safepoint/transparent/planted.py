@@ -1,9 +1,10 @@
-"""Checks whether another user has made files that restored processes will use, where every user may make files.
+"""Refuses a restore if the processes would use a file that another user has made in a shared folder, such as /tmp.
 
-CRIU opens files by their paths, and compares only their sizes and modes. Files in a folder such as /tmp may have been
-deleted since the freeze, by a reboot or by a program that cleans the folder. Then every user can make such a file
-again, and so decide what is in the memory of the processes, or which code they run. CRIU itself makes Unix sockets,
-and files that were deleted before the freeze. In a folder of another user, this user could take them.
+CRIU opens files by their paths, and compares only their sizes and modes. Files in a shared folder may have been
+deleted since the freeze, by a reboot or by a program that cleans the folder. Then another user can make a file of the
+same name, and so decide what is in the memory of the processes, or which code they run. CRIU itself makes the Unix
+sockets of the processes, and the files that were already deleted at the freeze. If another user owns the folder of
+such a file, that user can replace the file.
 
 The processes will also use paths that variables and arguments name, such as a cache of compiled code, or the script
 that a launcher starts again.
@@ -16,8 +17,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from safepoint.errors import FreezeError, printable
-from safepoint.foundation.environment import is_planted, lies_in_shared_folder
 from safepoint.foundation.processes import user_of
+from safepoint.foundation.shared_folders.ownership import is_planted, lies_in_shared_folder
 from safepoint.transparent.criu.records import made_paths, open_paths
 from safepoint.transparent.criu.trees import environment_of
 
@@ -39,7 +40,7 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
         users: the users of the processes; see `users_of`.
 
     Returns:
-        The folders that were missing, and that were made because every user could make them; outer ones first.
+        The missing folders that this function has made, so that no other user can make them first; outer ones first.
 
     Raises:
         FreezeError: a file belongs to another user, or another user can make it before CRIU opens it.
@@ -64,8 +65,8 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
 def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
     """Check the files and folders that variables and arguments of restored processes name.
 
-    Missing folders that every user could make are made: those that variables such as TMPDIR name, and those above
-    other missing paths.
+    If a named folder, or the folder of a named file, is missing, and another user could make it, this function makes
+    it.
 
     Args:
         pids: the processes, which do not run yet.
@@ -93,7 +94,7 @@ def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
 
 
 def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
-    """Refuse a folder that another user has made. Make it if it is missing, and every user could make it.
+    """Refuse a folder that another user has made. If it is missing, and another user could make it, make it first.
 
     Returns:
         The folders that were made, outer ones first.
@@ -102,7 +103,7 @@ def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
     if is_planted(path, users=users):
         raise _of_others(path, why)
     if not os.path.lexists(path) and lies_in_shared_folder(path):
-        with contextlib.suppress(OSError):  # the program would have to make this folder, and cannot do it either
+        with contextlib.suppress(OSError):  # the processes would fail in the same way when they make this folder
             for missing in reversed([path, *(str(one) for one in Path(path).parents if not os.path.lexists(one))]):
                 os.mkdir(missing, 0o700 if missing == path else 0o755)
                 made.append(missing)

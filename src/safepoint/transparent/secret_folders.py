@@ -7,7 +7,6 @@ process that makes a secret folder in the same place deletes it.
 import contextlib
 import fcntl
 import os
-import stat
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -66,8 +65,7 @@ def _delete_left(path: Path) -> None:
     """
     descriptor = _lock(path)
     try:
-        status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode):
+        if os.fstat(descriptor).st_uid == os.geteuid():
             delete_tree(path)
     finally:
         os.close(descriptor)

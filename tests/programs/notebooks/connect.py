@@ -1,4 +1,4 @@
-"""The first cells of every notebook here: the cluster, as whom, and the runtime."""
+"""The first cells of every notebook here: the cluster, its user, and the runtime."""
 
 # %%
 import os

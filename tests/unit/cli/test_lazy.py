@@ -47,6 +47,7 @@ def test_help_imports_no_command() -> None:
         "safepoint.cli.failures",
         *("safepoint.foundation", "safepoint.foundation.environment", "safepoint.foundation.processes"),
         *("safepoint.foundation.volumes", "safepoint.foundation.volumes.mounts"),
+        *("safepoint.foundation.shared_folders", "safepoint.foundation.shared_folders.ownership"),
     }
     assert not {"torch", "numpy", "obstore", "rich", "asyncio", "tomllib"} & set(seen["modules"])
     for command in root().commands:

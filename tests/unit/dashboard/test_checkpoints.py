@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.tools.inventory import open_inventory
+from safepoint.dashboard.pages import checkpoint_actions
 from safepoint.dashboard.reading.checkpoint_view import Check, checks_in, reasons_to_keep, rows_of
+from safepoint.errors import ConflictError
 from safepoint.foundation import clock
+from safepoint.foundation.shared_folders.leases import reading
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.records import JobEvent
 from safepoint.jobs.model.states import JobState
@@ -49,6 +53,20 @@ def test_a_check_of_an_earlier_checkpoint_does_not_count(tmp_path: Path) -> None
         check = Check(time=clock.as_utc(time), how="here")
         [row] = rows_of(inventory, checks={"checkpoint-20": check})
         assert row.check == (check if is_shown else None)
+
+
+def test_a_checkpoint_that_a_process_reads_is_not_deleted(tmp_path: Path) -> None:
+    """The message gives this reason, too."""
+    for step in (10, 20):
+        commit(prepared(tmp_path), step)
+    inventory = open_inventory(str(tmp_path))[0]
+    with (
+        reading(tmp_path / "checkpoint-10" / MANIFEST_NAME),
+        pytest.raises(ConflictError, match="or a process reads or uploads it, or another"),
+    ):
+        checkpoint_actions._delete(inventory, "checkpoint-10")
+    checkpoint_actions._delete(inventory, "checkpoint-10")
+    assert not (tmp_path / "checkpoint-10").exists()
 
 
 @pytest.mark.parametrize(

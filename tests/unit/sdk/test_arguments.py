@@ -142,7 +142,7 @@ def test_keys_in_env(client: TrainerClient, kind: Any) -> None:
     assert "hidden" not in text
     assert "--" not in text
     assert "set them in the environment of this program (os.environ)" in text
-    assert ("a TransformersTrainer with data_connection_name" in text) is (kind is not TransformersTrainer)
+    assert ("data_connection_name of a TransformersTrainer" in text) is (kind is not TransformersTrainer)
 
 
 def test_the_function_that_was_assigned_runs() -> None:

@@ -20,9 +20,9 @@ from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, Manif
 from safepoint.checkpoint.format.verify import Fault, has_record, verify
 from safepoint.errors import NothingValidError, UsageError
 from safepoint.foundation import clock
-from safepoint.foundation.environment import is_of_stranger, is_planted, user_name
 from safepoint.foundation.files import fsync_folder
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.ownership import is_of_stranger, is_planted, user_name
 from safepoint.foundation.units import plural
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")

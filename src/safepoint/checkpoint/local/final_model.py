@@ -16,8 +16,8 @@ from safepoint.checkpoint.format.digest import digest_file
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry
 from safepoint.checkpoint.format.verify import list_files
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.foundation.environment import is_of_stranger
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.ownership import is_of_stranger
 
 FINAL = "final"
 _MODEL_FILES = (

@@ -29,9 +29,10 @@ from safepoint.checkpoint.local.retention import Candidate, Policy, select_super
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.environment import host_name, is_of_stranger, is_planted, is_planted_folder
+from safepoint.foundation.environment import host_name
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import Lease, lease_on
+from safepoint.foundation.shared_folders.ownership import is_of_stranger, is_planted, is_planted_folder
 
 _MOST_UNKNOWN_LEASES = 2
 

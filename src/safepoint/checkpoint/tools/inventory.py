@@ -40,7 +40,7 @@ from safepoint.errors import (
     UnreadableError,
 )
 from safepoint.foundation import clock
-from safepoint.foundation.environment import is_of_stranger
+from safepoint.foundation.shared_folders.ownership import is_of_stranger
 from safepoint.foundation.units import ByteCounter
 from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store

@@ -29,8 +29,8 @@ def dashboard(
         int,
         typer.Option(
             metavar="PORT",
-            help="The port; 0 for any free one. Another user of the machine can take a port when the dashboard has "
-            "ended; close the pages of the dashboard before you use the same port again.",
+            help="The port; 0 for any free one. If you choose a port, first close all pages of an earlier dashboard "
+            "at this port: another user of the machine may have answered these pages since that dashboard ended.",
             min=0,
             max=65535,
         ),
@@ -69,18 +69,20 @@ def dashboard(
     ] = None,
     proxy_address: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDRESS", help="An address or network from which a proxy may name the user."),
+        typer.Option(
+            metavar="ADDRESS",
+            help="The address or network of a proxy that signs users in, and names the user in --user-header.",
+        ),
     ] = None,
     proxy_user: Annotated[
         list[str] | None,
         typer.Option(
             metavar="USER",
-            help="A user of this machine as whom that proxy may run, if its address is one of this machine.",
-            show_default="you and root",
+            help="If the proxy runs on this machine: the user that it runs as, if that is neither you nor root.",
         ),
     ] = None,
     user_header: Annotated[
-        str, typer.Option(metavar="HEADER", help="The header in which that proxy names the user.")
+        str, typer.Option(metavar="HEADER", help="The header in which the proxy names the user.")
     ] = "X-Forwarded-User",
     operator: Annotated[
         list[str] | None,

@@ -95,9 +95,8 @@ def run(
     from this checkpoint. SIGUSR1 saves a checkpoint without stopping.
 
     Exit codes: 0 finished; 75 interrupted and saved, run the command again; 143 terminated without a save, run the
-    command again; 2, 11, 13, 14 something has to be fixed first, see the message; 130 stopped by Ctrl-C without a
-    save; 16 --freeze-as-last-resort is not possible on this machine; 128 + n signal n killed a rank; any other code
-    is the exit code of the script.
+    command again; 2, 10, 11, 13, 14, 16 something has to be fixed first, see the message; 130 stopped by Ctrl-C
+    without a save; 128 + n signal n killed a rank; any other code is the exit code of the script.
     """
     from safepoint.checkpoint.local.output_folder import OutputFolder
     from safepoint.settings.run_settings import place_output

@@ -12,8 +12,8 @@ from typing import Any
 
 from safepoint.dashboard.access.sessions import Role, Visitor
 from safepoint.dashboard.settings import DashboardSettings
-from safepoint.foundation.environment import user_name
 from safepoint.foundation.processes import is_seeing_all, is_this_user
+from safepoint.foundation.shared_folders.ownership import user_name
 
 _MOST_CHARACTERS = 256
 _log = logging.getLogger("safepoint")

@@ -93,7 +93,10 @@ def back_of_job(place: str, name: str) -> str:
 
 
 def checks_here(request: Request, back: str) -> dict[str, Check]:
-    """The last check that this dashboard has made of each checkpoint of a page, by its name."""
+    """The checks that this dashboard has made of checkpoints of a page, by the names of the checkpoints.
+
+    Only the last check of a checkpoint counts, and only if it found no fault.
+    """
     found: dict[str, Check] = {}
     for work in context_of(request).works.done(back):
         verb, _, checkpoint = work.title.partition(" ")
@@ -179,11 +182,11 @@ def _export(inventory: Inventory, name: str, target: Location) -> Outcome:
 
 def _delete(inventory: Inventory, name: str) -> Outcome:
     item = inventory.item(name)
-    # Only what `safepoint checkpoints prune --keep newest=1` may delete, too.
+    # The rule is that of `safepoint checkpoints prune --keep newest=1`.
     if name not in {one.name for one in inventory.superseded([KeepNewest(1)])}:
         raise ConflictError(
-            f"{item.where} is the newest valid checkpoint of its run, or is damaged, or another user or program has "
-            "made it; nothing was deleted",
+            f"{item.where} is the newest valid checkpoint of its run, or is damaged, or a process reads or uploads "
+            "it, or another user or program has made it; nothing was deleted",
             hint="`safepoint checkpoints repair --drop-damaged` removes damaged ones",
         )
     found = remove(inventory, [item])

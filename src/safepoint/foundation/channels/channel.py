@@ -17,7 +17,7 @@ MAX_FRAME_BYTES = 64 << 20
 class ChannelError(OSError):
     """The other side has closed the connection, does not answer in time, or has sent something invalid.
 
-    The text is a sentence without its end, in which `it` is the other side.
+    The text is a clause, such as `it has ended`. `it` stands for the other side, which the caller names.
     """
 
 

@@ -1,1 +1,1 @@
-"""Files, locks and leases in a folder that other users may write to."""
+"""Files, their owners, locks and leases in a folder that other users may write to."""

@@ -9,9 +9,10 @@ elsewhere may lead through links, for example where a user has linked the output
 import contextlib
 import errno
 import os
-from collections.abc import Generator, Iterable
+import uuid
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 CONTROL = ".safepoint"
 """The folder with Safepoint's own files in an output folder."""
@@ -95,6 +96,24 @@ def open_file(path: Path, flags: int, mode: int = 0o666, *, below: Path | None =
 def create_file(path: Path, mode: int = 0o666, *, below: Path | None = None) -> int:
     """Create a file, and open it to write; FileExistsError if there is something at `path`, also a link."""
     return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, below=below)
+
+
+def replace_file(
+    path: Path, fill: Callable[[BinaryIO], object], mode: int = 0o666, *, below: Path | None = None
+) -> None:
+    """Write a new file with `fill`, then give it the name `path`. A reader sees the old content or the new one.
+
+    If an error is raised, the new file is deleted.
+    """
+    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with os.fdopen(create_file(working, mode, below=below), "wb") as file:
+            fill(file)
+        rename(working, path, below=below)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unlink(working, below=below)
+        raise
 
 
 def make_folders(path: Path, mode: int = 0o777) -> None:

@@ -4,12 +4,10 @@ A file that is opened for writing has no second name (a hard link): a second nam
 write would change the file there too.
 """
 
-import contextlib
 import errno
 import os
 import shutil
 import stat
-import uuid
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,17 +70,9 @@ def _replace_by_copy(path: Path, size_bytes: int) -> None:
         raise OSError(
             errno.EFBIG, "it has a second hard link, and is too large to be copied before it is written", str(path)
         )
-    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open_regular(path) as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            with os.fdopen(no_links.create_file(working, mode), "wb") as copy:
-                shutil.copyfileobj(file, copy)
-        no_links.rename(working, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            no_links.unlink(working)
-        raise
+    with open_regular(path) as file:
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+        no_links.replace_file(path, lambda copy: shutil.copyfileobj(file, copy), mode)
 
 
 def count_names(path: Path, descriptor: int) -> int:

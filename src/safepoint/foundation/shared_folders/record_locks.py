@@ -1,6 +1,7 @@
-"""Locks of the kernel on bytes of a file (`fcntl`). They belong to the open file if the kernel has such locks.
+"""Locks of the kernel on bytes of a file (`fcntl`). If the kernel supports it, a lock belongs to the open file, and
+otherwise to the process.
 
-A process needs the permission to write for an exclusive lock, and only the permission to read for a shared one.
+For an exclusive lock a process has to open the file for writing, for a shared one only for reading.
 """
 
 import errno
@@ -14,7 +15,7 @@ GET_LOCK = fcntl.F_OFD_GETLK, fcntl.F_GETLK
 """`SET_LOCK` and `GET_LOCK` have two commands each. The first is for a lock that belongs to the open file. The second
 is for kernels without such locks; there, the lock belongs to the process."""
 CANNOT_LOCK = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-"""The errors of file systems and kernels without such locks."""
+"""The errors of file systems and kernels that do not support the lock."""
 IS_HELD = {errno.EACCES, errno.EAGAIN}
 """The errors that mean that another process holds a conflicting lock."""
 _FLOCK = "hhqqi4x"

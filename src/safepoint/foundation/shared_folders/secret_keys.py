@@ -6,8 +6,8 @@ import secrets
 from pathlib import Path
 
 from safepoint.errors import StorageError
-from safepoint.foundation.environment import open_trusted
 from safepoint.foundation.shared_folders import no_links
+from safepoint.foundation.shared_folders.ownership import open_trusted
 
 KEY_BYTES = 32
 
@@ -24,6 +24,7 @@ def load_or_make_key(path: Path, *, what: str, hint: str) -> bytes:
         StorageError: the file cannot be read or written, has another content, or other users can read it.
     """
     if not path.exists():
+        # Not `replace_file`, which would replace the key of a process that was first.
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             descriptor = no_links.create_file(new, 0o600)

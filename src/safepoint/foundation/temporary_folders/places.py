@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import UsageError, printable
-from safepoint.foundation.environment import check_home, fallback_home, is_planted, temporary_folder
+from safepoint.foundation.environment import check_home, fallback_home, temporary_folder
 from safepoint.foundation.processes import is_seeing_all
+from safepoint.foundation.shared_folders.ownership import is_planted
 
 TEMPORARY = "TMPDIR"
 """The variable that names the temporary folder."""

@@ -70,6 +70,12 @@ def mount_of(folder: Path) -> Mount | None:
     return next((mounts[path] for path in (folder, *folder.parents) if path in mounts), None)
 
 
+def file_system_of(folder: Path) -> str:
+    """The type of the file system that holds `folder`, as the kernel calls it; empty when it is unknown."""
+    mount = mount_of(folder)
+    return "" if mount is None else mount.kind
+
+
 def mounted_by_others() -> set[Path]:
     """Where other users than this one and root have mounted FUSE file systems; empty if it is unknown."""
     try:
@@ -78,6 +84,16 @@ def mounted_by_others() -> set[Path]:
         return set()
     users = {mount.point: _FUSE_USER.search(mount.options) for mount in mounts}
     return {point for point, user in users.items() if user is not None and int(user[1]) not in {os.geteuid(), 0}}
+
+
+def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
+    """Whether another user than root has mounted a FUSE file system at `path`.
+
+    Call this before other functions for the path: the file system may state this user as the owner of its files, and
+    may never answer. This function does not read it.
+    """
+    above, name = os.path.split(os.path.abspath(path))
+    return Path(os.path.realpath(above), name) in mounted_by_others()
 
 
 def without_mounts_of_others(parent: Path, pattern: str) -> list[Path]:

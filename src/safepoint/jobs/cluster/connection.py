@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from safepoint.errors import NotFoundError, UnsupportedError, UsageError
-from safepoint.foundation.environment import PlantedError, expand_home, open_trusted
+from safepoint.foundation.environment import expand_home
+from safepoint.foundation.shared_folders.ownership import PlantedError, open_trusted
 from safepoint.jobs.cluster.objects import at, items, texts
 
 try:

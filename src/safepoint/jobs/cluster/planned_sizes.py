@@ -120,7 +120,7 @@ def sentences_of(spec: ClusterSpec, folder: str, *, grace_s: int, is_mounted: bo
     if needs is None:
         return []
     if needs.problem:
-        found = [f"the sizes of the job were not planned: {needs.problem}"]
+        found = [f"the sizes of the job were not computed: {needs.problem}"]
     else:
         found = [
             f"{needs.model}: a checkpoint has about {format_bytes(needs.checkpoint_bytes)} ({needs.training}), and "

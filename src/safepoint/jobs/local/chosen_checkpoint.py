@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.errors import CheckpointError, UnsupportedError
-from safepoint.foundation.environment import is_of_stranger
+from safepoint.foundation.shared_folders.ownership import is_of_stranger
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.spec import JobSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safepoint.errors import StorageError
 from safepoint.foundation.configuration import xdg_folder
-from safepoint.foundation.environment import is_planted, is_planted_folder
+from safepoint.foundation.shared_folders.ownership import is_planted, is_planted_folder
 
 
 def state_folder() -> Path:

@@ -24,7 +24,7 @@ from typing import Any
 
 from safepoint.errors import NotFoundError, UsageError
 from safepoint.foundation.configuration import user_file
-from safepoint.foundation.environment import PlantedError, open_trusted
+from safepoint.foundation.shared_folders.ownership import PlantedError, open_trusted
 from safepoint.jobs.model.identity import IDENTITY, VariableKind, variables_of
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

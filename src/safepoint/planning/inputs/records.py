@@ -248,8 +248,8 @@ def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
         # In a set, a list would raise TypeError, and 3.0 and true would count as 3 and 1.
         if type(stage) is not int or stage not in (1, 2, 3):
             raise UsageError(
-                f"--for {shown_path(path)}: DeepSpeed without ZeRO-1, 2 or 3 is not planned (zero_optimization.stage "
-                f"= {shown(stage)}); nothing was computed",
+                f"--for {shown_path(path)}: no plan can be computed for DeepSpeed without ZeRO-1, 2 or 3 "
+                f"(zero_optimization.stage = {shown(stage)}); nothing was computed",
                 hint="pass --strategy",
             )
         return Strategy(f"zero{stage}")
@@ -331,7 +331,7 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
     kind = record.get("peft_type", "LORA")
     if kind != "LORA":
         raise UsageError(
-            f"adapter_config.json has peft_type = {shown(kind)}, which is not planned",
+            f"adapter_config.json has peft_type = {shown(kind)}, for which no plan can be computed",
             hint="plan a LoRA adapter of about the same size with --lora-rank",
         )
     if _count(record, "r") is None:
@@ -351,9 +351,9 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
 
 
 def notes_on_adapter(record: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """A sentence for each field of an `adapter_config.json` that changes the adapter, and is not planned."""
+    """A sentence for each field of an `adapter_config.json` that changes the adapter, and is not used."""
     return tuple(
-        f"{name} = {shown(record[name])} in the adapter_config.json of {source} is not planned: the adapter's memory "
+        f"{name} = {shown(record[name])} in the adapter_config.json of {source} is not used: the adapter's memory "
         "and its final model are computed without it"
         for name in ("modules_to_save", "rank_pattern", "layers_to_transform", "use_dora")
         if record.get(name)

@@ -209,11 +209,12 @@ def _checked(env: Mapping[str, Any] | None, *, has_connection: bool) -> dict[str
             raise UsageError(f"env[{name!r}] is {text!r}; its value must be a string")
     keys = sorted(IDENTITY.intersection(found))
     if keys:
-        other = "data_connection_name" if has_connection else "a TransformersTrainer with data_connection_name"
+        trainer = "" if has_connection else " of a TransformersTrainer"
         raise UsageError(
             f"env has {', '.join(keys)}, and env is stored in the job history; nothing was submitted",
             hint="remove them from env, and set them in the environment of this program (os.environ): jobs of this "
-            f"machine inherit it. For an output_dir in s3://, {other} keeps them in connections.toml",
+            f"machine inherit it. For an output_dir in s3://, write them into connections.toml, and name their table "
+            f"with data_connection_name{trainer}",
         )
     return found
 

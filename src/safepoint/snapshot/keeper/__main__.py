@@ -5,7 +5,6 @@ If its owner (the process that started it) was killed, the keeper removes the ow
 
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from safepoint.foundation import clock
 from safepoint.foundation.channels.channel import Channel, ChannelError, close_all
 from safepoint.foundation.channels.codec import ProtocolError, encode
+from safepoint.foundation.processes import wait_for_end
 from safepoint.snapshot.keeper.earlier_snapshot import EarlierSnapshotLinks
 from safepoint.snapshot.keeper.held_folder import Reporter
 from safepoint.snapshot.keeper.keeper_state import KeeperState, Rank, RankGroup
@@ -60,13 +60,13 @@ class _Keeper:
             while Path(f"/proc/{self._plan.owner_pid}").exists():
                 clock.sleep(_LOOK_EVERY_S)
             return
-        select.select([descriptor], [], [])
+        wait_for_end(descriptor)
 
     def _accept(self) -> None:
         """Accept connections, for as long as the process runs.
 
-        The machine may have no free file descriptor or no room for a thread, because another user has used them up,
-        and that user may connect at this moment. Ranks that are refused connect again.
+        `accept` fails while the machine has no free file descriptor, and a thread cannot start without memory.
+        Programs of other users can cause both. A rank whose connection is closed connects again.
         """
         while True:
             try:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safepoint.errors import AccessDeniedError
-from safepoint.foundation.environment import expand_home, read_trusted
+from safepoint.foundation.environment import expand_home
+from safepoint.foundation.shared_folders.ownership import read_trusted
 from safepoint.storage.location import Location, Scheme
 
 _OPTIONS: Mapping[Scheme, Mapping[str, str]] = {

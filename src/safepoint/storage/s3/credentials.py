@@ -24,7 +24,8 @@ from safepoint.errors import AccessDeniedError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.foundation.closed_requests import exchange
-from safepoint.foundation.environment import UntrustedFileError, expand_home, read_trusted
+from safepoint.foundation.environment import expand_home
+from safepoint.foundation.shared_folders.ownership import UntrustedFileError, read_trusted
 from safepoint.storage.failures import RefusedKeysError
 from safepoint.storage.options import StorageOptions
 

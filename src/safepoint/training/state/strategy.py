@@ -102,7 +102,8 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run is "
             f"{zero_name((stage,))} on {plural(world_size, 'rank')}: DeepSpeed cannot load the checkpoint's "
             "partitions; training was not started",
-            hint="use the same number of ranks and the same stage; only Hugging Face's Trainer can change these",
+            hint="use the same number of ranks and the same stage; only a script with Hugging Face's Trainer can "
+            "resume with others",
         )
 
 

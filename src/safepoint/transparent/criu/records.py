@@ -79,7 +79,7 @@ def _entries(folder: Path, kind: int) -> list[Fields]:
 
 
 def users_of(folder: Path) -> set[int]:
-    """The users as whom the processes run; see `open_paths`."""
+    """The users that the processes run as; see `open_paths`."""
     found: set[int] = set()
     for path in folder.glob("core-*.img"):
         for core in _messages(path):

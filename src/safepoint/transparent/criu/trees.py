@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import select
 import signal
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from safepoint.errors import printable
 from safepoint.foundation import clock
-from safepoint.foundation.processes import kernel_lines, place_of
+from safepoint.foundation.processes import kernel_lines, place_of, wait_for_end
 
 _ENDED_S = 5.0
 """How long killed processes may take to end, which includes that the kernel frees their memory."""
@@ -120,6 +119,4 @@ def kill(held_processes: Iterable[int], within_s: float = _ENDED_S) -> None:
     send(signal.SIGKILL, descriptors)
     deadline_s = clock.monotonic_s() + within_s
     for descriptor in descriptors:
-        waiting = select.poll()
-        waiting.register(descriptor, select.POLLIN)  # a pidfd is readable when its process has ended
-        waiting.poll(max(0, deadline_s - clock.monotonic_s()) * 1000)
+        wait_for_end(descriptor, deadline_s - clock.monotonic_s())

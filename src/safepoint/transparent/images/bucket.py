@@ -188,7 +188,7 @@ class ImageBucket(ImageLocation):
             if clock.wall_s() - item.modified_s < CLAIM_LIVES_S:
                 raise ConflictError(
                     f"another process writes or deletes {self.where(name)}; nothing was done",
-                    hint="wait for it; what a process that has died has left is deleted after a day",
+                    hint="wait for it; if it was killed, what it wrote is deleted after a day",
                 )
             claim = Claim.take_over(self._store, number_of(name) or 0, item)
             if name not in self.names():

@@ -266,9 +266,9 @@ def test_bad_input(words: tuple[str, ...], expected: str) -> None:
         ),
         (
             "interval --mtbf 4h --stall 2s --ranks-restart 1s",
-            "--ranks-restart is for interruptions of",
+            "--ranks-restart is for interruptions that end only ranks",
         ),
-        ("interval --mtbf 4h --stall 2s --copied 3s", "--copied is for interruptions of the ranks only"),
+        ("interval --mtbf 4h --stall 2s --copied 3s", "--copied is for interruptions that end only ranks"),
         ("interval --mtbf 4h --stall 2s --notice-restart 3s", "--notice-restart is for announced interruptions"),
         ("cost --example --price 3", "--price cannot be used with --example"),
         ("cost --example --for job", "--for cannot be used with --example"),

@@ -191,7 +191,7 @@ def test_users_of_the_sdk_read_its_fields() -> None:
 
 def test_a_model_that_cannot_be_planned_is_no_obstacle() -> None:
     found = made(needs=JobNeeds(model="a", problem="its family is not known"))
-    assert planned(found) == ("the sizes of the job were not planned: its family is not known",)
+    assert planned(found) == ("the sizes of the job were not computed: its family is not known",)
     assert volume(found) == {}
 
 

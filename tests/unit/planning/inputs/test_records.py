@@ -208,10 +208,10 @@ def test_an_adapter_that_cannot_be_planned_is_refused(record: dict[str, Any], me
         given_by_adapter(record)
 
 
-def test_fields_of_an_adapter_that_are_not_planned_are_noted() -> None:
+def test_fields_of_an_adapter_that_are_not_used_are_noted() -> None:
     record: dict[str, Any] = {"r": 8, "modules_to_save": ["lm_head"], "use_dora": False, "rank_pattern": {}}
     (note,) = notes_on_adapter(record, "checkpoint-8")
-    assert note.startswith("modules_to_save = ['lm_head'] in the adapter_config.json of checkpoint-8 is not planned")
+    assert note.startswith("modules_to_save = ['lm_head'] in the adapter_config.json of checkpoint-8 is not used")
 
 
 @pytest.mark.parametrize(

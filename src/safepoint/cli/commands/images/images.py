@@ -158,10 +158,10 @@ def prune(
 ) -> None:
     """Delete the images that --keep does not select, and that no kept image needs.
 
-    These images always stay: the newest one, the newest valid one, damaged ones, those that are being read, and all
-    images that one of these needs. Images that state another key than yours, or than that of --key, stay, too. Images
-    without protection are counted separately. Exit code 11: an image is being written to the location. Exit code 13:
-    an image could not be deleted.
+    These images always stay: the newest one, the newest valid one, damaged ones, in a folder those that are being
+    read, and all images that one of these needs. In an object store it is not known what is being read. Images that
+    state another key than yours, or than that of --key, stay, too. Images without protection are counted separately.
+    Exit code 11: an image is being written to the location. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)

@@ -66,7 +66,7 @@ def interval(
     ] = None,
     ranks_restart: Annotated[
         str | None,
-        time("Time from an interruption of the ranks only until they train again.", otherwise="as --restart"),
+        time("Time from an interruption that ends only ranks until they train again.", otherwise="as --restart"),
     ] = None,
     snapshot_every: Annotated[
         str | None,
@@ -119,7 +119,7 @@ def interval(
         refuse_ignored(
             context,
             {"ranks_restart": "--ranks-restart", "copied": "--copied"},
-            "is for interruptions of the ranks only, and --ranks-only is 0",
+            "is for interruptions that end only ranks, and --ranks-only is 0",
             "add --ranks-only, such as --ranks-only 0.5",
         )
     if not announced:

@@ -35,7 +35,8 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     Args:
         api: the API of the cluster, in the namespace of the jobs.
         spec: the specification of the job.
-        asks: check which optional objects you may create, and leave out the others. False makes all of them.
+        asks: whether to ask the cluster which optional objects you may create, and to make only these. If False, all
+            are made.
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.

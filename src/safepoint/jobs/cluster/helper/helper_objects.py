@@ -22,7 +22,7 @@ HELPER_LABEL = f"{DOMAIN}/helper"
 """The label of a helper's objects, with the name of its Job."""
 CONTAINER = "safepoint"
 DEADLINE_S = 120
-"""The cluster ends a helper this long after the process that created it has last moved the deadline."""
+"""The time limit of a helper, after which the cluster ends it. The process that created it extends the limit."""
 DEFAULT_MEMORY = "2Gi"
 _KEPT_AFTER_END_S = 10
 _USUAL_MEMORY = "256Mi"
@@ -227,7 +227,8 @@ def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
 def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[Object], list[Object]]:
     """The volumes of the helper's pod, and the mounts of these volumes.
 
-    The volumes are those of the job or runtime that its Python may need, the claims, and the helper's config maps.
+    The volumes are those of the job or runtime (one of them may contain Python), the claims, and the helper's config
+    maps.
     """
     kept = {
         str(at(volume, "name")): copy.deepcopy(volume)

@@ -16,7 +16,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 
-from safepoint.foundation.environment import open_trusted
+from safepoint.foundation.shared_folders.ownership import open_trusted
 
 _MOST_BYTES = 4 << 20
 """The size limit of a file. The certificate authorities of a machine need about a quarter of it."""

@@ -203,6 +203,7 @@ class Launchers:
         Processes that still run after the grace period, or after 30 s if that is longer, are killed.
         """
         deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
+        # A loop over /proc, and no pidfds: processes of the job may start others until the last one has ended.
         while self.are_alive or processes.processes_of(self._folder):
             if clock.monotonic_s() >= deadline_s:
                 self.kill()

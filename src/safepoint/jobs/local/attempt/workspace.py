@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safepoint.errors import ConflictError, UsageError
-from safepoint.foundation.environment import user_name
 from safepoint.foundation.processes import is_seeing_all
+from safepoint.foundation.shared_folders.ownership import user_name
 from safepoint.foundation.temporary_folders.places import may_be_replaced
 from safepoint.jobs.local.paths import cache_folder, make_private
 
@@ -85,6 +85,7 @@ def point(target: str, content: str) -> None:
         )
     _check_way(target)
     link = _link(target)
+    # As `replace_file` does for a file.
     new = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
     new.symlink_to(content)
     new.replace(link)
@@ -107,7 +108,7 @@ def _way_to_link(target: str) -> str | None:
 def _check_way(target: str) -> None:
     """Check that no other user can change where `target` leads.
 
-    Another user may have made the link, with the right content. This user can replace it later, and so decide with
+    Another user may have made the link, with the right content. That user can replace it later, and so decide with
     which data and from which model a job trains.
 
     Raises:
