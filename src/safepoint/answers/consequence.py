@@ -5,13 +5,17 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from safepoint.answers.situation import age_s
-from safepoint.foundation.units import format_duration, plural
+from safepoint.answers.freezing import FreezePlan
+from safepoint.answers.situation import age_s, save_interval_s
+from safepoint.foundation.units import format_bytes, format_duration, plural
 from safepoint.jobs.local.chosen_checkpoint import Choice
+from safepoint.jobs.local.images.job_images import FREEZABLE
 from safepoint.jobs.model.job_place import Job
 from safepoint.jobs.model.job_progress import newest_save, risk_of_suspending
+from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
+from safepoint.transparent.criu.program import is_promising
 
 
 class Action(enum.StrEnum):
@@ -20,6 +24,7 @@ class Action(enum.StrEnum):
     SUSPEND = "suspend"
     RESUME = "resume"
     SCALE = "scale"
+    FREEZE = "freeze"
     DELETE = "delete"
 
 
@@ -63,6 +68,7 @@ def consequence_of(
     *,
     choice: Choice | None = None,
     begins: str = "",
+    freeze: FreezePlan | None = None,
 ) -> Consequence:
     """What the action would mean for the job now.
 
@@ -73,6 +79,7 @@ def consequence_of(
         output: its output location, for the sentence about its checkpoints.
         choice: the checkpoint from which to resume; None for the newest one.
         begins: where a job that has a process image goes on, see `NewestState.why`.
+        freeze: what it takes to freeze the job; only a freeze needs it.
     """
     is_possible, refusal = _is_possible(action, job)
     if not is_possible:
@@ -94,6 +101,8 @@ def consequence_of(
             if job.safe_step is not None:
                 sentences += ("Its files are read first. If they are damaged, the newest valid checkpoint is used.",)
         return Consequence(action=action, is_possible=True, sentences=sentences, safe_step=job.safe_step)
+    if action is Action.FREEZE:
+        return _of_freeze(job, progress, freeze)
     trains = job.state.holds_slots and progress is not None and not progress.state.is_end
     if not trains or progress is None:
         nothing = "No training runs now, so there is nothing to save."
@@ -109,7 +118,11 @@ def consequence_of(
     return Consequence(
         action=action,
         is_possible=True,
-        sentences=(*_save_sentences(progress, usable_s, job.settings.grace_s, fits), *_afterwards(action, output)),
+        sentences=(
+            *_save_sentences(progress, usable_s, job.settings.grace_s, fits),
+            *(_choices(action, job, progress) if fits is False else ()),
+            *_afterwards(action, output),
+        ),
         safe_step=progress.safe_step,
         safe_age_s=None if progress.safe_time is None else age_s(progress.safe_time),
         save_needed_s=needed_s,
@@ -120,8 +133,34 @@ def consequence_of(
 
 
 def actions_of(job: Job) -> list[Action]:
-    """The actions that the job accepts in its state."""
-    return [action for action in Action if _is_possible(action, job)[0]]
+    """The actions that the job accepts in its state, without a freeze if this machine cannot freeze processes."""
+    found = [action for action in Action if _is_possible(action, job)[0]]
+    return [action for action in found if action is not Action.FREEZE or is_promising()]
+
+
+def _of_freeze(job: Job, progress: Progress | None, plan: FreezePlan | None) -> Consequence:
+    """What a freeze would mean."""
+    if plan is None or plan.obstacle:
+        why = "It is not known whether this machine can freeze the job." if plan is None else plan.obstacle
+        return Consequence(action=Action.FREEZE, is_possible=False, sentences=(why,), safe_step=job.safe_step)
+    free = "" if plan.free_bytes is None else f", and {format_bytes(plan.free_bytes)} are free there"
+    is_tight = plan.free_bytes is not None and plan.free_bytes < plan.memory_bytes
+    tight = ": it may not fit. If it does not, the processes run on" if is_tight else ""
+    newest = None if progress is None else newest_save(progress)
+    return Consequence(
+        action=Action.FREEZE,
+        is_possible=True,
+        sentences=(
+            f"All {plural(plan.num_processes, 'process')} of the job stop at one moment, go into a process image in "
+            f"{plan.folder}, and are ended. The job is then suspended.",
+            f"The image takes at most {format_bytes(plan.memory_bytes)}{free}{tight}.",
+            "A resume restores the processes in the middle of the step, so no step is lost. If they cannot be "
+            f"restored, it uses the newest checkpoint{f': {newest}' if newest else ''}.",
+            "The image holds the memory of the processes, with all passwords in it. Only root can read it.",
+        ),
+        safe_step=job.safe_step if progress is None else progress.safe_step,
+        safe_age_s=None if progress is None or progress.safe_time is None else age_s(progress.safe_time),
+    )
 
 
 def _is_possible(action: Action, job: Job) -> tuple[bool, str]:
@@ -133,13 +172,14 @@ def _is_possible(action: Action, job: Job) -> tuple[bool, str]:
     if action is Action.RESUME:
         why = "it has to be submitted again" if state.is_over else "only a job that has stopped can be resumed"
         return job.can_resume, f"The job is {state}; {why}."
+    if action is Action.FREEZE:
+        can_freeze = isinstance(job, JobRecord) and state in FREEZABLE and not job.is_to_stop
+        return can_freeze, "Only a running job of this machine can be frozen."
     if action is Action.SCALE:
+        why = "Safepoint did not submit the job, so it is not known whether it would resume."
         if state.is_over:
-            return (
-                job.can_scale,
-                f"The job is {state}. To train further, delete it and submit it again; its checkpoints stay.",
-            )
-        return job.can_scale, "Safepoint did not submit the job, so it is not known whether it would resume."
+            why = f"The job is {state}. To train further, delete it and submit it again; its checkpoints stay."
+        return job.can_scale, why
     return True, ""
 
 
@@ -180,6 +220,21 @@ def _save_sentences(progress: Progress, usable_s: float, grace_s: float, fits: b
             f"{grace_s:g} s grace period can be used: it may not fit{lost}."
         )
     return [first, second]
+
+
+def _choices(action: Action, job: Job, progress: Progress) -> list[str]:
+    """What a person can do so that less is lost, if a save may not fit."""
+    found: list[str] = []
+    if "namespace" in job.particulars and action is not Action.DELETE:
+        found.append(
+            "If you may run programs in its pods (the right pods/exec), the save comes first, takes the time that it "
+            "needs, and loses nothing."
+        )
+    interval_s = save_interval_s(progress)
+    if interval_s is not None and progress.safe_time is not None and age_s(progress.safe_time) < interval_s:
+        due_s = interval_s - age_s(progress.safe_time)
+        found.append(f"If you wait, less is lost: the next save is due in about {format_duration(due_s)}.")
+    return found
 
 
 def _afterwards(action: Action, output: str | None) -> list[str]:

@@ -15,6 +15,8 @@ def details_of(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
         `queue_place`: its position among the jobs that wait, from 1; None if it does not wait or this is unknown.
         `last_lines`, only for a job on a cluster: the last lines of the pod that failed first; empty unless the job
             has failed.
+        `memory`, only for a job on a cluster: in `pods`, how many bytes of memory each pod uses; in `missing`, why
+            there are no figures.
     """
     if isinstance(jobs, HasDetails):
         return jobs.details_of(job)

@@ -90,6 +90,8 @@ def page(
     known = details or {}
     if known.get("queue_place") is not None:
         lines.append(f"  position    number {known['queue_place']} of the jobs that wait in the queue")
+    if of_pods := known.get("memory", {}).get("pods"):
+        lines.append(f"  memory      {format_bytes(max(of_pods.values()))}, of the pod that uses most")
     if warning := job.particulars.get("warning"):
         lines.append(f"  warning     {warning}")
     if output is not None:

@@ -22,6 +22,7 @@ from safepoint.dashboard.access.turns import Turns
 from safepoint.dashboard.live import Live
 from safepoint.dashboard.pages import actions, checkpoint_actions, checkpoints, entry, job, jobs, overviews
 from safepoint.dashboard.pages.context import Context, context_of
+from safepoint.dashboard.reading.bucket_usage import BucketUsage
 from safepoint.dashboard.reading.places import OpenJobs, Places
 from safepoint.dashboard.rendering import Refusal, fail, refuse
 from safepoint.dashboard.settings import DashboardSettings
@@ -82,6 +83,7 @@ def make_application(
         places=places,
         works=Works(lambda key: live.report([key])),
         live=live,
+        usage=BucketUsage(lambda: live.report(["storage"])),
         sessions=sessions,
         cookie=cookie,
         link_used=link_used,

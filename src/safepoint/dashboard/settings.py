@@ -4,12 +4,14 @@ import ipaddress
 import math
 import pwd
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from safepoint.errors import UsageError
+from safepoint.errors import UsageError, without_credentials
+from safepoint.foundation.quantities import parse_bytes
 from safepoint.foundation.shared_folders.ownership import open_trusted
+from safepoint.storage.location import parse_location
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -37,6 +39,7 @@ class DashboardSettings:
         operators: the users of a proxy who may change something.
         gpu_price: the price of an hour of a GPU, in any currency; 0 if it is not known.
         cpu_price: the price of an hour of a processor core, for jobs without GPUs; 0 if it is not known.
+        bucket_sizes: locations in object stores, each with how many bytes may be stored below it.
 
     Raises:
         UsageError: an option is invalid, or the dashboard would be reachable without TLS.
@@ -54,6 +57,7 @@ class DashboardSettings:
     operators: tuple[str, ...] = ()
     gpu_price: float = 0.0
     cpu_price: float = 0.0
+    bucket_sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -186,3 +190,31 @@ def user_numbers(texts: Sequence[str]) -> tuple[int, ...]:
                 hint="give the name or the number of the user that the proxy runs as",
             ) from error
     return tuple(found)
+
+
+def bucket_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Locations in object stores, each with how many bytes may be stored below it.
+
+    Args:
+        texts: each a location, `=` and a size, such as `s3://models/team=2T`.
+
+    Raises:
+        UsageError: a text has another form, or its location is not in an object store.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        place, _, size = text.rpartition("=")
+        try:
+            location, num_bytes = parse_location(place), parse_bytes(size)
+        except ValueError as error:
+            raise UsageError(
+                f"--bucket-size {without_credentials(text)[:200]!r} is invalid: {error}; nothing was started",
+                hint="give a location and a size, such as s3://models/team=2T",
+            ) from error
+        if not location.is_remote:
+            raise UsageError(
+                f"--bucket-size names {location}, which is not in an object store; nothing was started",
+                hint="leave it out: the size of a folder is that of its disk",
+            )
+        found[str(location)] = num_bytes
+    return found

@@ -32,7 +32,8 @@ LANES = ("snapshot", "save", "upload", "resume", "restart", "preemption", "stop"
 """The kinds of marks in a timeline, in the order of its legend."""
 _MOST_MARKS = 600
 _FIRST_METRICS = ("loss", "eval_loss", "learning_rate", "lr", "steps_per_s", "samples_per_s", "grad_norm")
-_MOST_CURVES = 24
+MOST_CURVES = 24
+"""How many metrics of a job have curves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,12 @@ def metric_names(points: Sequence[MetricPoint]) -> list[str]:
     """The metrics of a job, the most important ones first."""
     names = dict.fromkeys(name for point in points for name in point.values)
     first = [name for name in _FIRST_METRICS if name in names]
-    return [*first, *sorted(names.keys() - set(first))][:_MOST_CURVES]
+    return [*first, *sorted(names.keys() - set(first))][:MOST_CURVES]
+
+
+def num_metrics(points: Sequence[MetricPoint]) -> int:
+    """How many metrics a job has, also those without a curve."""
+    return len({name for point in points for name in point.values})
 
 
 def _polyline(points: Sequence[tuple[int, float]], width: int, height: int) -> str:

@@ -22,6 +22,9 @@ from safepoint.presentation.tones import OTHER_WORDS
 
 _MOST_CHARACTERS = 16_384
 """Of one value: a stranger may have written it."""
+_DAY_S = 86_400.0
+_DAYS_FROM_S = 2 * _DAY_S
+_MOST_SPAN_S = 1000 * _DAY_S
 NOTHING = "—"
 """The text for a value that is not known."""
 
@@ -74,6 +77,13 @@ def _duration(seconds: float | None) -> str:
     return NOTHING if seconds is None else format_duration(seconds)
 
 
+def _span(seconds: float | None) -> str:
+    """A duration that may be days: `9 d`, `3 h 05 m`."""
+    if seconds is not None and seconds >= _DAYS_FROM_S:
+        return f"{seconds / _DAY_S:,.0f} d" if seconds < _MOST_SPAN_S else "years"
+    return _duration(seconds)
+
+
 def _size(num_bytes: int | None) -> str:
     return NOTHING if num_bytes is None else format_bytes(num_bytes)
 
@@ -103,6 +113,7 @@ def make_environment(package: str) -> jinja2.Environment:
         "ago": _time,
         "at": _exact_time,
         "duration": _duration,
+        "span": _span,
         "size": _size,
         "number": _number,
         "urlencode": _quoted,

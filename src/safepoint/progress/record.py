@@ -145,6 +145,7 @@ class Progress:
         saves: see `SaveStatistics`.
         space: the folders that the launcher of the first rank watches.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
+        repeated_steps: how many steps were done again, because an interruption had lost them; None when unknown.
         message: why the training ended or the ranks were restarted, one sentence; otherwise empty.
     """
 
@@ -174,6 +175,7 @@ class Progress:
     saves: SaveStatistics = field(default_factory=SaveStatistics)
     space: tuple[SpaceRecord, ...] = ()
     grace_s: float = 30.0
+    repeated_steps: int | None = None
     message: str = ""
 
     @property
@@ -367,6 +369,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "safe_time": _moment,
     "snapshot_step": _count,
     "grace_s": _number,
+    "repeated_steps": _count,
     "message": _text,
 }
 _SAVE_FIELDS: dict[str, Callable[[Any], Any]] = {

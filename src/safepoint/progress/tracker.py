@@ -105,10 +105,14 @@ class ProgressTracker:
                 "safe_time": resumed_time,
                 "output_dir": str(path.parent.parent.absolute()),
                 "location": location,
+                "repeated_steps": 0 if resumed_step is None else None,
             }
             before = read_progress(path) if self._is_first and resumed_step is not None else None
             if before is not None and before.run_id == run_id:
                 self._known |= {"max_steps": before.max_steps, "num_epochs": before.num_epochs, "epoch": before.epoch}
+                if before.repeated_steps is not None:
+                    lost = max(0, before.step - self._known["step"])
+                    self._known["repeated_steps"] = before.repeated_steps + lost
         if self._is_first:
             if self._file is not None:
                 self._file.close()

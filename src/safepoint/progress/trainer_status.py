@@ -26,6 +26,8 @@ TERMINATION_LOG = Path("/dev/termination-log")
 """The file in which the platform looks for the termination message of a container that has ended."""
 SAFE_TIME, SAVE_SECONDS = "safeTime", "saveSeconds"
 """The names of the metrics that hold `safe_s` and `save_s`."""
+REPEATED = "repeatedSteps"
+"""The name of the metric that holds `repeated_steps`."""
 SPACE_SAVES, SPACE_SECONDS = "spaceSavesLeft", "spaceSeconds"
 """The names of the metrics that hold `space_saves` and `space_s`."""
 CHECKPOINT = "checkpoint"
@@ -60,6 +62,7 @@ class TrainerStatus:
         early_end: see `Progress.early_end`.
         space_saves: if a folder is nearly full, the number of saves that still fit.
         space_s: if a folder is nearly full, seconds until a save does not fit.
+        repeated_steps: see `Progress`.
     """
 
     percentage: int | None
@@ -78,6 +81,7 @@ class TrainerStatus:
     early_end: str = ""
     space_saves: int | None = None
     space_s: float | None = None
+    repeated_steps: int | None = None
 
     @classmethod
     def of(cls, progress: Progress, *, has_ended: bool) -> "TrainerStatus":
@@ -108,6 +112,7 @@ class TrainerStatus:
             early_end=progress.early_end if has_ended else "",
             space_saves=min((one.saves_left for one in low if one.saves_left is not None), default=None),
             space_s=min((one.remaining_s for one in low if one.remaining_s is not None), default=None),
+            repeated_steps=progress.repeated_steps,
         )
 
     def to_bytes(self) -> bytes:
@@ -170,6 +175,7 @@ class TrainerStatus:
             SAVE_SECONDS: self.save_s,
             SPACE_SAVES: self.space_saves,
             SPACE_SECONDS: self.space_s,
+            REPEATED: self.repeated_steps,
             **self.train_metrics,
             **self.eval_metrics,
         }

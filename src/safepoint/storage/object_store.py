@@ -67,6 +67,15 @@ class ObjectStore:
             if is_own_key(key, self.location):
                 yield dataclasses.replace(named[key], key=key)
 
+    def unsorted(self, *, deadline_s: float | None = None) -> Iterator[StoredObject]:
+        """Yield all objects as they arrive, in any order, also those whose names are not valid keys.
+
+        The names are not kept, so a caller that only adds up sizes needs no memory for them.
+        """
+        root = self._full("")
+        for item in self._requests.objects(root, deadline_s=deadline_s):
+            yield dataclasses.replace(item, key=item.key[len(root) :])
+
     def stat(self, key: str, *, deadline_s: float | None = None) -> StoredObject:
         """See `Store`."""
         check_key(key)

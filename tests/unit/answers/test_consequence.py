@@ -1,10 +1,14 @@
 """What an action would mean for a job, before it is done."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from safepoint.answers import consequence
 from safepoint.answers.consequence import Action, actions_of, consequence_of
+from safepoint.answers.freezing import FreezePlan
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, State
 from tests.support.dashboards import at
@@ -46,6 +50,23 @@ def test_a_save_that_does_not_fit_loses_the_steps_since_the_last_one() -> None:
     assert (unknown.lost_s, "would be lost" in unknown.sentences[1]) == (None, False)
 
 
+def test_a_save_that_does_not_fit_leaves_choices() -> None:
+    """To wait for the next save, if its time is known and not past; on a cluster, the save can come first."""
+    slow = SaveStatistics(expected_s=48.0, count=3)
+    waits = "If you wait, less is lost: the next save is due in about"
+    report = training(saves=slow, started=at(320))  # three saves in 300 s, the last one 20 s ago
+    assert any(one.startswith(f"{waits} 1 m 2") for one in consequence_of(Action.SUSPEND, RUNNING, report).sentences)
+    late = training(saves=slow, started=at(320), safe_time=at(200))
+    for other in (late, training(saves=slow), training(started=at(320))):
+        assert not any(waits in one for one in consequence_of(Action.SUSPEND, RUNNING, other).sentences)
+    on_cluster = of(trainjob())
+    assert on_cluster.state.holds_slots
+    first = "the save comes first"
+    for action, is_first in ((Action.SUSPEND, True), (Action.SCALE, True), (Action.DELETE, False)):
+        assert any(first in one for one in consequence_of(action, on_cluster, report).sentences) == is_first
+    assert not any(first in one for one in consequence_of(Action.SUSPEND, RUNNING, report).sentences)
+
+
 def test_an_unknown_duration_is_stated() -> None:
     """Before the first save, and without a size."""
     found = consequence_of(Action.SUSPEND, RUNNING, training(saves=SaveStatistics(), safe_step=None, safe_time=None))
@@ -62,8 +83,9 @@ def test_without_a_training_nothing_has_to_be_saved() -> None:
         assert "Its checkpoints in /out stay" in found.sentences[-1]
 
 
-def test_each_state_accepts_its_actions() -> None:
+def test_each_state_accepts_its_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the commands accept; a refusal says why."""
+    monkeypatch.setattr(consequence, "is_promising", lambda: False)
     expected = {
         JobState.RUNNING: [Action.SUSPEND, Action.SCALE, Action.DELETE],
         JobState.SUSPENDED: [Action.RESUME, Action.SCALE, Action.DELETE],
@@ -77,6 +99,28 @@ def test_each_state_accepts_its_actions() -> None:
         for action in set(Action) - set(actions):
             found = consequence_of(action, job, None)
             assert (found.is_possible, len(found.sentences)) == (False, 1)
+
+
+def test_a_freeze_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the image is, its size at most, and what is in it; or why this machine cannot freeze the job."""
+    plan = FreezePlan(folder=Path("/state/images"), num_processes=3, memory_bytes=2 * 10**9, free_bytes=10**9)
+    found = consequence_of(Action.FREEZE, RUNNING, training(), freeze=plan)
+    assert (found.is_possible, found.fits, found.safe_step) == (True, None, 30)
+    text = " ".join(found.sentences)
+    assert "All 3 processes of the job stop at one moment, go into a process image in /state/images" in text
+    assert "at most 2.0 GB, and 1.0 GB are free there: it may not fit. If it does not, the processes run on." in text
+    assert "it uses the newest checkpoint: step 30, 2" in text
+    assert "with all passwords in it" in text
+    assert "may not fit" not in " ".join(
+        consequence_of(Action.FREEZE, RUNNING, None, freeze=replace(plan, free_bytes=None)).sentences
+    )
+    obstacle = FreezePlan(folder=Path("/x"), obstacle="This machine cannot freeze the job: CRIU is not installed.")
+    for given in (None, obstacle):
+        assert not consequence_of(Action.FREEZE, RUNNING, training(), freeze=given).is_possible
+    assert not consequence_of(Action.FREEZE, of(trainjob()), None, freeze=plan).is_possible
+    monkeypatch.setattr(consequence, "is_promising", lambda: True)
+    assert actions_of(RUNNING) == [Action.SUSPEND, Action.SCALE, Action.FREEZE, Action.DELETE]
+    assert Action.FREEZE not in actions_of(job_record("tiny", JobState.SUSPENDED))
 
 
 def test_a_job_that_cannot_go_on_says_what_to_do() -> None:

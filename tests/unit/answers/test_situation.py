@@ -1,5 +1,6 @@
 """The sentence about a job, and what needs a person's attention."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,8 @@ def test_a_suspended_job_says_what_is_saved() -> None:
     """The step, and how to continue."""
     job = job_record("tiny", JobState.SUSPENDED, safe_step=820)
     assert sentence_of(job, None) == "Suspended: step 820 is saved. It continues with “resume”."
+    same = replace(job, message="step 820 is saved")
+    assert sentence_of(same, None) == sentence_of(job, None)
     assert "nothing is saved" in sentence_of(job_record("tiny", JobState.SUSPENDED), None)
     for step, message, more in ((1240, "step 1240 is saved", ""), (7, "by ada", " By ada.")):  # each fact once
         job = job_record("tiny", JobState.SUSPENDED, safe_step=step, message=message)

@@ -2,14 +2,18 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from safepoint.dashboard.access.sessions import Role
 from safepoint.dashboard.work import Outcome, Works
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
+from safepoint.transparent.criu.program import Criu
 from tests.support.dashboards import Sample, write_sample
 from tests.support.patience import PATIENCE
 from tests.unit.dashboard.conftest import Dashboard
@@ -214,3 +218,36 @@ def test_numbers_of_actions_are_not_used_again() -> None:
     }
     assert len(numbers) == 16
     assert all(0 < number < 1 << 53 for number in numbers)  # a script reads them as floats
+
+
+def test_a_freeze_is_explained_and_done(home: Path, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page says why this machine cannot do it; with CRIU, where the image will be."""
+    write_sample(home, Sample(name="busy", state=JobState.RUNNING, step=30, steps=(10,)))
+    page = "/jobs/local/busy/freeze"
+    dashboard.visitor()
+    monkeypatch.setenv("SAFEPOINT_CRIU", str(home / "none"))
+    found = dashboard.get(f"{page}.json").json()
+    assert not found["is_possible"]
+    assert found["sentences"][0].startswith("This machine cannot freeze the job: ")
+    assert outcome(dashboard, dashboard.post(page))["state"] == "failed"
+    criu = Criu(path="criu", version="4.2.1")
+    for module in ("safepoint.answers.freezing", "safepoint.dashboard.pages.actions"):
+        monkeypatch.setattr(f"{module}.find_criu", lambda: criu)
+    text = dashboard.get(page).text
+    assert f"go into a process image in {job_folder('busy')}/images" in text
+    assert ">Freeze</button>" in text
+    requests: list[tuple[Any, ...]] = []
+
+    def freeze(criu: Criu, name: str, location: Any, *, is_running_after: bool, actor: str) -> Any:
+        requests.append((criu, name, location.where("image-1"), is_running_after, actor))
+        manifest = SimpleNamespace(name="image-1", size_bytes=2 * 10**9)
+        return SimpleNamespace(manifest=manifest, frozen_s=1.5)
+
+    monkeypatch.setattr("safepoint.dashboard.pages.actions.freeze_job", freeze)
+    image = f"{job_folder('busy')}/images/image-1"
+    done = outcome(dashboard, dashboard.post(page))
+    assert requests == [(criu, "busy", image, False, "dashboard")]
+    assert (done["result"]["image"], done["result"]["frozen_s"]) == (image, 1.5)
+    assert done["sentence"].startswith(f"The job is frozen in {image} (2.0 GB), after 1.50 s.")
+    dashboard.visitor(Role.VIEWER)
+    assert ">Freeze</button>" not in dashboard.get(page).text

@@ -93,6 +93,11 @@ def test_why_a_checkpoint_is_kept(tmp_path: Path, options: dict[str, object], ke
         assert list(found[f"checkpoint-{step}"]) == reasons
     if options == {"keep": "every=20"}:
         assert found["checkpoint-10"] == ()
+    in_store = reasons_to_keep(items, (), RunSettings(**options), is_store=True)  # type: ignore[arg-type]
+    assert set(in_store.values()) == {("no policy sets a limit",)}
+    if options.get("keep"):
+        options = {"store_keep": options["keep"], "save_total_limit": 1}
+        assert reasons_to_keep(items, in_use, RunSettings(**options), is_store=True) == found  # type: ignore[arg-type]
 
 
 def test_the_table_of_a_job(home: Path, dashboard: Dashboard) -> None:
@@ -156,7 +161,9 @@ def test_a_copy_on_this_machine_is_named(tmp_path: Path) -> None:
     commit(prepared(tmp_path / "local"), 20)
     inventory = open_inventory(str(tmp_path / "bucket"))[0]
     inventory.folder = None
-    found = {row.item.name: row.also_in for row in rows_of(inventory, local=str(tmp_path / "local"))}
+    rows = rows_of(inventory, local=str(tmp_path / "local"))
+    assert all(row.world_size for row in rows)
+    found = {row.item.name: row.also_in for row in rows}
     assert found == {"checkpoint-20": str(tmp_path / "local" / "checkpoint-20"), "checkpoint-10": ""}
     for local in ("", str(tmp_path / "none"), "nul\0"):
         assert {row.also_in for row in rows_of(inventory, local=local)} == {""}

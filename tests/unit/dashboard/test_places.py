@@ -46,6 +46,8 @@ class Cluster:
         self.inventory: Inventory | None = None
         self.in_pod: list[dict[str, Any]] = []
         self.asked_bytes: list[int | None] = []
+        self.asked_nodes: list[int | None] = []
+        self.memory: dict[str, Any] = {"pods": {}, "missing": "the cluster has no metrics API"}
         self.text = "CUDA <out> of memory"
         """A text that strangers have written."""
         self.is_held = threading.Event()
@@ -118,9 +120,16 @@ class Cluster:
         ]
 
     def logs(
-        self, name: str, *, rank: int | None = None, follow: bool = False, last_bytes: int | None = None
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        node: int | None = None,
+        follow: bool = False,
+        last_bytes: int | None = None,
     ) -> Iterator[LogLine]:
         self.asked_bytes.append(last_bytes)
+        self.asked_nodes.append(node)
         if not self.job(name).pods:
             raise NotFoundError("the job is Suspended and has no pods now")
         yield LogLine(source="node 0", text="hello from a pod")
@@ -128,7 +137,7 @@ class Cluster:
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
         is_failed = job.state is JobState.FAILED
-        return {"last_lines": [self.text] if is_failed else [], "queue_place": 3}
+        return {"last_lines": [self.text] if is_failed else [], "queue_place": 3, "memory": self.memory}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
         return self._progress()
@@ -248,6 +257,22 @@ def test_the_end_of_the_output_is_enough(client: TestClient, cluster: Cluster) -
     assert client.get(f"/jobs/{PLACE}/tiny/logs.json").status_code == 404
 
 
+def test_a_pod_has_its_memory_and_its_output(client: TestClient, cluster: Cluster) -> None:
+    """The memory of its container, or why it is not known; and the output of this pod alone."""
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert "How much memory the pods use is not known: the cluster has no metrics API." in text
+    assert f'href="/jobs/{PLACE}/tiny/logs?node=0"' in text
+    cluster.memory = {"pods": {"tiny-node-0-0-abcde": 3_000_000_000}, "missing": ""}
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert '3.0 GB<span class="sub">no limit</span>' in text
+    assert "is not known" not in text
+    assert client.get(f"/jobs/{PLACE}/tiny.json").json()["memory"] == cluster.memory
+    text = client.get(f"/jobs/{PLACE}/tiny/logs?node=0").text
+    assert cluster.asked_nodes[-1] == 0
+    assert '<option value="0" selected>node 0</option>' in text
+    assert client.get(f"/jobs/{PLACE}/tiny/logs?node=x").status_code == 400
+
+
 def test_checkpoints_in_a_claim_are_read_in_a_pod(client: TestClient, cluster: Cluster, tmp_path: Path) -> None:
     """Only when an operator requests it; the table then shows them without actions."""
     for step in (10, 20):
@@ -350,6 +375,14 @@ def test_hostile_texts_of_a_cluster_are_shown_as_text(client: TestClient, cluste
             assert tags.found <= usual[path].found | {("time", ("datetime", "title"))}, (path, text)
             assert all(link.startswith(("/", "#", "?")) for link in tags.links), (path, text)
             assert "secret" not in "".join(tags.text), (path, text)
+        cluster.fields |= {"output": f"s3://ckpt/{text}"}
+        client.get("/storage.json")  # waits until the location was opened, which fails
+        answer, tags = client.get("/storage"), Tags()
+        tags.feed(answer.text)
+        usual.setdefault("bucket", tags)
+        assert tags.found <= usual["bucket"].found, text
+        assert all(link.startswith(("/", "#", "?")) for link in tags.links), text
+        assert "secret" not in "".join(tags.text), text
 
 
 def finished(client: TestClient, answer: Any) -> Any:
@@ -381,3 +414,20 @@ def test_a_place_that_cannot_be_read_disturbs_no_other(home: Path, client: TestC
     assert "does not answer" in client.get(f"/jobs/{PLACE}/tiny").text
     cluster.failure = ""
     assert f'href="/jobs/{PLACE}/tiny"' in client.get("/jobs").text
+
+
+def test_what_the_pods_have_posted_about_interruptions(client: TestClient, cluster: Cluster) -> None:
+    """The number of starts, and the repeated steps at the pace of now, for all slots; the rest is not known."""
+    posted = Progress(time=at(1), state=State.TRAINING, step=90, step_s=2.0, attempt=4, repeated_steps=30)
+    cluster.fields = {"gpu_per_node": 4, "progress": posted}
+    [document] = client.get("/costs.json").json()
+    assert (document["num_interruptions"], document["seconds"]["lost"]) == (3, 60.0)
+    assert (document["interruptions"], document["seconds"]["down"]) == ([], None)
+    text = client.get("/costs").text
+    assert re.search(r'data-label="Computed twice" class="num">8 m', text)
+    assert re.search(r'data-label="Interruptions" class="num">3<', text)
+    assert re.search(r'data-label="Until it trained again" class="num">—<', text)
+    cluster.fields = {"progress": replace(posted, repeated_steps=None, attempt=0)}
+    text = client.get("/costs").text
+    assert re.search(r'data-label="Computed twice" class="num">—<', text)
+    assert re.search(r'data-label="Interruptions" class="num">—<', text)

@@ -85,6 +85,24 @@ def test_a_resumed_run_is_as_far_as_it_was_from_the_beginning(tracked: Tracked) 
         assert (again.now().state, again.now().percent, again.now().message) == (State.STARTING, percent, "")
 
 
+def test_steps_that_are_done_again_are_counted_over_all_attempts(tracked: Tracked) -> None:
+    """Those between the checkpoint and the last report. Without a record of the start before, they are unknown."""
+    tracked.begin()
+    tracked.step(30, 1.0)
+    tracked.figures.end(State.FAILED)
+    assert tracked.written().repeated_steps == 0
+    for attempt, resumed, step, expected in ((2, 20, 35, 10), (3, 35, 50, 10), (4, 45, 46, 15)):
+        tracked.begin(attempt=attempt, resumed_step=resumed, resumed_time=MADE)
+        tracked.step(step, 1.0)
+        tracked.figures.end(State.INTERRUPTED)
+        assert tracked.written().repeated_steps == expected
+    tracked.path.unlink()
+    for _ in range(2):
+        tracked.begin(attempt=5, resumed_step=46, resumed_time=MADE)
+        tracked.figures.end(State.INTERRUPTED)
+        assert tracked.written().repeated_steps is None
+
+
 def test_metrics_are_of_the_training_or_of_evaluations(tracked: Tracked) -> None:
     """By their names; a number that is not finite is kept as None, other values are ignored."""
     tracked.begin()

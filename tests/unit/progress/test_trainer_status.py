@@ -98,6 +98,8 @@ def test_the_body_of_a_status_update() -> None:
     assert metrics["loss"] == "0.5"
     assert metrics["eval_loss"] == "0.75"
     assert (metrics["spaceSavesLeft"], metrics["spaceSeconds"]) == ("0", "60.0")
+    again = TrainerStatus.of(replace(FULL, repeated_steps=7), has_ended=False).to_request()
+    assert {"name": "repeatedSteps", "value": "7"} in json.loads(again)["trainerStatus"]["metrics"]
     many = replace(FULL, train_metrics={f"m{number}": 1.0 for number in range(400)})
     assert len(json.loads(TrainerStatus.of(many, has_ended=False).to_request())["trainerStatus"]["metrics"]) == 256
     unknown = TrainerStatus.of(Progress(time=TIME, state=State.TRAINING, step=3), has_ended=False)

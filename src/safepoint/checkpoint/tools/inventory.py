@@ -73,13 +73,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What a manifest states about a checkpoint, without its files; see `Manifest`."""
+    """What a manifest states about a checkpoint, without its files; see `Manifest`. 0 is not known."""
 
     run_id: str
     step: int
     trigger: Trigger
     created: str
     metrics: Mapping[str, float]
+    world_size: int = 0
+    gradient_accumulation: int = 0
 
     @classmethod
     def by(cls, manifest: Manifest) -> "Stated":
@@ -91,6 +93,8 @@ class Stated:
             trigger=manifest.trigger,
             created=manifest.created[:_MAX_NAME_CHARS],
             metrics=manifest.metrics if is_short else {},
+            world_size=manifest.world_size,
+            gradient_accumulation=manifest.gradient_accumulation,
         )
 
 

@@ -51,6 +51,14 @@ def dashboard(
     cpu_price: Annotated[
         float, typer.Option(metavar="NUMBER", help="Price of an hour of a core, for jobs without GPUs.", min=0)
     ] = 0.0,
+    bucket_size: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LOCATION=SIZE",
+            help="How much may be stored below a location in an object store, for the page of storage, such as "
+            "s3://models/team=2T; may be given several times.",
+        ),
+    ] = None,
     tls_certificate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A certificate (PEM), to answer over TLS.")
     ] = None,
@@ -92,7 +100,7 @@ def dashboard(
             hint="pip install 'safepoint[dashboard]'",
         )
     from safepoint.dashboard.serving import serve
-    from safepoint.dashboard.settings import DashboardSettings, networks, user_numbers
+    from safepoint.dashboard.settings import DashboardSettings, bucket_sizes, networks, user_numbers
 
     settings = DashboardSettings(
         host=host,
@@ -107,6 +115,7 @@ def dashboard(
         operators=tuple(operator or ()),
         gpu_price=gpu_price,
         cpu_price=cpu_price,
+        bucket_sizes=bucket_sizes(bucket_size or ()),
     )
     default = Configuration.of_user().default_place
     chosen = on or [THIS_MACHINE, *([default.name] if default is not None else [])]

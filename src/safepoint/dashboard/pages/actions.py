@@ -9,6 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from safepoint.answers.consequence import Action, consequence_of
+from safepoint.answers.freezing import FreezePlan, plan_freeze
 from safepoint.answers.job_documents import job_document
 from safepoint.answers.receipts import facts_of, receipt_of
 from safepoint.dashboard.pages.checkpoint_actions import back_of_job, checks_here
@@ -19,14 +20,18 @@ from safepoint.dashboard.reading.places import ListedJob, PlaceReader
 from safepoint.dashboard.rendering import Refusal, respond
 from safepoint.dashboard.work import Outcome
 from safepoint.errors import NotFoundError, SafepointError, UnsupportedError
-from safepoint.foundation.units import plural
+from safepoint.foundation.units import format_bytes, format_duration, plural
 from safepoint.jobs.local.chosen_checkpoint import Choice, choice_of
+from safepoint.jobs.local.images.job_images import freeze_job, images_folder
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.newest_state import newest_state
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.records import JobRecord
 from safepoint.jobs.model.states import JobState
 from safepoint.presentation.tones import TONES
+from safepoint.storage.location import Location
+from safepoint.transparent.criu.program import find_criu
+from safepoint.transparent.packages import require_packages
 
 _MOST_NODES = 100_000
 _LONGEST_STEP = _LONGEST_NUMBER = 19
@@ -37,19 +42,21 @@ async def before(request: Request) -> Response:
     (reader, name), action = place_and_name(request), _action(request)
     step = _step(request.query_params.get("step", "")) if action is Action.RESUME else None
 
-    def read() -> tuple[ListedJob, str | None, Choice | None, str]:
+    def read() -> tuple[ListedJob, str | None, Choice | None, str, FreezePlan | None]:
         one = reader.job(name)
         output = reader.call(lambda jobs: jobs.output_of(one.job))
-        job, choice, begins = one.job, None, ""
+        job, choice, begins, plan = one.job, None, "", None
+        if action is Action.FREEZE and isinstance(job, JobRecord):
+            plan = plan_freeze(job)
         if action is Action.RESUME and isinstance(job, JobRecord) and job.can_resume:
             if step is not None:
                 choice = choice_of(job, output, step)
             else:
                 begins = newest_state(job, output).why
-        return one, output, choice, begins
+        return one, output, choice, begins, plan
 
-    one, output, choice, begins = await in_thread(request, read)
-    found = consequence_of(action, one.job, one.progress, output, choice=choice, begins=begins)
+    one, output, choice, begins, plan = await in_thread(request, read)
+    found = consequence_of(action, one.job, one.progress, output, choice=choice, begins=begins, freeze=plan)
     is_newest = action is Action.RESUME and found.is_possible and choice is None and not begins
     damage = await in_thread(request, lambda: _known_damage(request, reader, name)) if is_newest else ""
     return await respond(
@@ -89,7 +96,7 @@ async def act(request: Request) -> Response:
     form: Mapping[str, str] = request.state.form
     await in_thread(request, lambda: reader.job(name))
     actor, back = actor_of(request), f"/jobs/{reader.key}/{name}"
-    do = _doing(action, form, name)
+    do = _doing(action, form, name, actor)
 
     def run() -> Outcome:
         try:
@@ -102,7 +109,7 @@ async def act(request: Request) -> Response:
     return RedirectResponse(f"/actions/{work.number}", status_code=303)
 
 
-def _doing(action: Action, form: Mapping[str, str], name: str) -> Callable[[JobPlace[Any]], Outcome]:
+def _doing(action: Action, form: Mapping[str, str], name: str, actor: str) -> Callable[[JobPlace[Any]], Outcome]:
     """The function that carries out the action.
 
     Raises:
@@ -113,6 +120,8 @@ def _doing(action: Action, form: Mapping[str, str], name: str) -> Callable[[JobP
     if action is Action.RESUME:
         step = _step(form.get("step", ""))
         return lambda jobs: _resume(jobs, name, step)
+    if action is Action.FREEZE:
+        return lambda jobs: _freeze(jobs, name, actor)
     if action is Action.DELETE:
         with_checkpoints = form.get("checkpoints") == "on"
         if with_checkpoints and form.get("name", "") != name:
@@ -160,6 +169,26 @@ def _resume(jobs: JobPlace[Any], name: str, step: int | None) -> Outcome:
         )
     job = jobs.resume(name, step=step)
     return Outcome(sentence=f"The job resumes from step {step:,}.", document=job_document(jobs, job))
+
+
+def _freeze(jobs: JobPlace[Any], name: str, actor: str) -> Outcome:
+    """Freeze a job, as `safepoint freeze` does."""
+    if not isinstance(jobs, LocalJobs):
+        raise UnsupportedError("only a job of this machine can be frozen; nothing was changed")
+    criu = find_criu()
+    require_packages()
+    # Not at the top: without numpy, this module must still be importable.
+    from safepoint.transparent.images.opening import key_of, open_images
+
+    with open_images(Location.of_folder(images_folder(name)), key_of(None, is_made=True)) as location:
+        found = freeze_job(criu, name, location, is_running_after=False, actor=actor)
+        image = location.where(found.manifest.name)
+    size = format_bytes(found.manifest.size_bytes)
+    return Outcome(
+        sentence=f"The job is frozen in {image} ({size}), after {format_duration(found.frozen_s)}. “Resume” "
+        "continues in the middle of the step.",
+        document={**job_document(jobs, jobs.job(name)), "image": image, "frozen_s": round(found.frozen_s, 3)},
+    )
 
 
 def _step(text: str) -> int | None:

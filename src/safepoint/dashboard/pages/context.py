@@ -10,6 +10,7 @@ from starlette.requests import Request
 from safepoint.dashboard.access.sessions import Sessions, Visitor
 from safepoint.dashboard.access.turns import Turns
 from safepoint.dashboard.live import Live
+from safepoint.dashboard.reading.bucket_usage import BucketUsage
 from safepoint.dashboard.reading.places import Places
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.dashboard.work import Works
@@ -30,6 +31,7 @@ class Context:
         places: where the jobs are.
         works: the actions.
         live: reports changes to open pages.
+        usage: lists what is stored in object stores.
         sessions: the links and cookies.
         cookie: the name of the cookie.
         link_used: called with the role of a link that was used.
@@ -42,6 +44,7 @@ class Context:
     places: Places
     works: Works
     live: Live
+    usage: BucketUsage
     sessions: Sessions
     cookie: str
     link_used: Callable[[str], None]

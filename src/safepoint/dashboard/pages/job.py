@@ -22,6 +22,7 @@ from safepoint.errors import NotFoundError
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.jobs.model.job_place import LogLine
+from safepoint.presentation.drawings import MOST_CURVES
 from safepoint.presentation.tones import TONES
 
 _NUM_EVENTS = 30
@@ -62,6 +63,7 @@ async def job(request: Request) -> Response:
         events=event_rows(view.events[-_NUM_EVENTS:]),
         num_events=len(view.events),
         most_ranks=MOST_RANKS,
+        most_curves=MOST_CURVES,
         works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
     )
 
@@ -87,23 +89,23 @@ async def events(request: Request) -> Response:
 async def logs(request: Request) -> Response:
     """The end of the output; as JSON, documents as `safepoint logs --json` prints them."""
     reader, name = place_and_name(request)
-    rank_text, query = request.query_params.get("rank", ""), request.query_params.get("q", "")[:200]
-    if rank_text and not (rank_text.isascii() and rank_text.isdecimal() and len(rank_text) < 8):
-        raise Refusal(400, "the rank is not a number; nothing was read", hint="use a rank such as 0")
-    rank = int(rank_text) if rank_text else None
+    rank, node = _number(request, "rank"), _number(request, "node")
+    query = request.query_params.get("q", "")[:200]
     most = _MOST_LINES if request.query_params.get("all") else _NUM_LINES
     one = await in_thread(request, lambda: reader.job(name))
     why, is_cut = "", False
     try:
         async with context_of(request).outputs.take(visitor_of(request).session):
-            lines, is_cut = await in_thread(request, lambda: _tail(reader, name, rank, query, most))
+            lines, is_cut = await in_thread(request, lambda: _tail(reader, name, rank, node, query, most))
     except NotFoundError as error:
-        if request.state.wants_json or rank is not None:
+        if request.state.wants_json or rank is not None or node is not None:
             raise
         lines, why = [], sentence_of_error(error)  # a job on a cluster has no output while it has no pods
     if request.state.wants_json:
         return await json_response([log_document(line) for line in lines])
-    num_ranks = one.job.num_nodes * (one.job.ranks_per_node or 1)
+    # A pod does not separate the lines of its ranks.
+    what, number = ("rank", rank) if reader.is_local else ("node", node)
+    num_choices = one.job.num_nodes * ((one.job.ranks_per_node or 1) if reader.is_local else 1)
     return await respond(
         request,
         "logs.html",
@@ -111,22 +113,37 @@ async def logs(request: Request) -> Response:
         reader=reader,
         name=name,
         lines=lines,
-        rank=rank_text,
+        what=what,
+        number=number,
         query=query,
-        ranks=range(min(num_ranks, MOST_RANKS)),
+        choices=range(min(num_choices, MOST_RANKS)),
         is_cut=is_cut,
         why=why,
         limits=(format_bytes(_SEARCH_BYTES), format_duration(_SEARCH_S)),
     )
 
 
-def _tail(reader: PlaceReader, name: str, rank: int | None, query: str, most: int) -> tuple[list[LogLine], bool]:
+def _number(request: Request, what: str) -> int | None:
+    """The number of a rank or a node in the query; None if there is none.
+
+    Raises:
+        Refusal: it is not a number; nothing was read.
+    """
+    text = request.query_params.get(what, "")
+    if text and not (text.isascii() and text.isdecimal() and len(text) < 8):
+        raise Refusal(400, f"the {what} is not a number; nothing was read", hint=f"use a {what} such as 0")
+    return int(text) if text else None
+
+
+def _tail(
+    reader: PlaceReader, name: str, rank: int | None, node: int | None, query: str, most: int
+) -> tuple[list[LogLine], bool]:
     """The last lines that contain the query, in upper or lower case, and whether there may be more."""
     wanted = query.lower()
     until_s = clock.monotonic_s() + _SEARCH_S
     # Use a connection of its own: an output may be long, and the thread of the place must not wait for it.
     with reader.open_jobs("dashboard") as jobs:
-        found = jobs.logs(name, rank=rank, last_bytes=_SEARCH_BYTES if query else _TAIL_BYTES)
+        found = jobs.logs(name, rank=rank, node=node, last_bytes=_SEARCH_BYTES if query else _TAIL_BYTES)
         kept, num_letters, is_cut = collections.deque[LogLine](), 0, False
         for line in found:
             if clock.monotonic_s() > until_s:

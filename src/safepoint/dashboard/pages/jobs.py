@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from safepoint.answers.consequence import actions_of
+from safepoint.answers.consequence import Action, actions_of
 from safepoint.answers.job_documents import document_of, safe_step
 from safepoint.dashboard.pages.context import Context, context_of, in_thread
 from safepoint.dashboard.reading.job_list import Choice, Group, JobList, Order, read_list
@@ -16,6 +16,9 @@ from safepoint.dashboard.rendering import json_response, respond
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.presentation.drawings import sparkline
 from safepoint.presentation.tones import TONES
+
+_FIRST = (Action.SUSPEND, Action.RESUME)
+"""The actions that have a button in each row; the others come after a further click."""
 
 
 async def jobs(request: Request) -> Response:
@@ -57,6 +60,7 @@ def _page(context: Context, choice: Choice) -> tuple[JobList, list[dict[str, Any
 
 
 def _row(reader: PlaceReader, one: ListedJob) -> dict[str, Any]:
+    actions = actions_of(one.job)
     return {
         "reader": reader,
         "one": one,
@@ -67,7 +71,8 @@ def _row(reader: PlaceReader, one: ListedJob) -> dict[str, Any]:
         "place": "/".join(filter(None, (reader.title, one.job.particulars.get("namespace")))),
         "queue": one.job.particulars.get("queue") or "",
         "priority": one.job.particulars.get("priority") or one.job.particulars.get("priority_class") or "",
-        "actions": actions_of(one.job),
+        "actions": [action for action in actions if action in _FIRST],
+        "others": [action for action in actions if action not in _FIRST],
         "sparkline": sparkline(reader.losses(one)),
     }
 

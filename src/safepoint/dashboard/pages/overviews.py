@@ -9,11 +9,17 @@ from safepoint.dashboard.reading.cost_view import hours, read_costs
 from safepoint.dashboard.reading.room_view import read_rooms
 from safepoint.dashboard.rendering import respond
 
+_LIST_WITHIN_S = 5.0
+
 
 async def storage(request: Request) -> Response:
-    """How full the output locations are, and when they will be full."""
-    context = context_of(request)
-    rooms = await in_thread(request, lambda: read_rooms(context.places))
+    """How full the output locations are, and when they will be full.
+
+    The page is shown at once, and changes when a location was listed; a program waits for the listings.
+    """
+    context, wait_s = context_of(request), _LIST_WITHIN_S if request.state.wants_json else 0.0
+    sizes = context.settings.bucket_sizes
+    rooms = await in_thread(request, lambda: read_rooms(context.places, context.usage, sizes=sizes, wait_s=wait_s))
     return await respond(request, "storage.html", [room.to_document() for room in rooms], rooms=rooms)
 
 
@@ -25,7 +31,7 @@ async def costs(request: Request) -> Response:
     units = sorted({cost.unit for cost in found}, reverse=True)
     totals = {
         unit: {
-            name: hours(sum(getattr(cost, f"{name}_s") for cost in found if cost.unit == unit))
+            name: hours(sum(getattr(cost, f"{name}_s") or 0.0 for cost in found if cost.unit == unit))
             for name in ("held", "lost", "down", "saved", "waited")
         }
         for unit in units

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest, Trigger
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Trigger
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import Candidate, parse_policies
 from safepoint.checkpoint.tools.documents import state_of
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind, Stated, open_inventory
 from safepoint.dashboard.reading.places import PlaceReader
-from safepoint.errors import NotFoundError, SafepointError, UnsupportedError, UsageError
+from safepoint.errors import NotFoundError, UnsupportedError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.records import JobEvent, JobRecord
@@ -37,9 +37,9 @@ class CheckpointRow:
         item: the checkpoint.
         state: such as `complete` or `damaged`.
         is_in_use: whether a process reads the checkpoint.
-        world_size: with how many ranks it was saved; None if its manifest was not read.
+        world_size: with how many ranks it was saved; None if this is not known.
         sizes: numbers of ranks on which a run can resume from it, smallest first. With these numbers, neither the
-            batch of a rank nor the number of samples in a step changes. Empty if its manifest was not read.
+            batch of a rank nor the number of samples in a step changes. Empty if this is not known.
         check: the last check that read all its files; None if no such check is known. What it has found is among the
             faults of `item`.
         is_next: whether a resume begins here, as far as is known.
@@ -169,20 +169,21 @@ def rows_of(
     # A list compares only names and sizes. What a check has found in the contents must stay visible.
     items = [item if check is None else replace(item, faults=check.faults) for item, check in found]
     in_use = {item.name for item in items if inventory.is_in_use(item)}
-    kept = {} if settings is None else reasons_to_keep(items, in_use, settings)
+    is_store = inventory.folder is None
+    kept = {} if settings is None else reasons_to_keep(items, in_use, settings, is_store=is_store)
     rows: list[CheckpointRow] = []
     for item, (_, check) in zip(items, found, strict=True):
-        manifest = _manifest(inventory, item)
+        stated = item.stated if item.is_complete else None
         rows.append(
             CheckpointRow(
                 item=item,
                 state=state_of(item, item.faults, deep=False),
                 is_in_use=item.name in in_use,
-                world_size=None if manifest is None else manifest.world_size,
-                sizes=() if manifest is None else _sizes(manifest),
+                world_size=None if stated is None else stated.world_size,
+                sizes=() if stated is None else _sizes(stated),
                 check=check,
                 kept_by=kept.get(item.name, ()),
-                also_in=_copy_of(item, Path(local)) if local and inventory.folder is None else "",
+                also_in=_copy_of(item, Path(local)) if local and is_store else "",
             )
         )
     return _with_next(rows)
@@ -229,11 +230,15 @@ def checks_in(events: Iterable[JobEvent]) -> dict[str, Check]:
 
 
 def reasons_to_keep(
-    items: Sequence[Item], in_use: Collection[str], settings: RunSettings
+    items: Sequence[Item], in_use: Collection[str], settings: RunSettings, *, is_store: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """The name of each checkpoint → why the retention of a run keeps it; empty if no policy keeps it."""
-    texts = [text.strip() for text in (settings.keep or "").split(",") if text.strip()]
-    if settings.save_total_limit is not None:
+    """The name of each checkpoint → why the retention of a run keeps it; empty if no policy keeps it.
+
+    An object store has policies of its own (`--store-keep`).
+    """
+    keep = settings.store_keep if is_store else settings.keep
+    texts = [text.strip() for text in (keep or "").split(",") if text.strip()]
+    if settings.save_total_limit is not None and not is_store:
         texts.append(f"newest={settings.save_total_limit}")
     policies = [(text, policy) for text in dict.fromkeys(texts) for policy in parse_policies(text)]
     has_limit = any(policy.is_limit for _, policy in policies)
@@ -253,17 +258,8 @@ def reasons_to_keep(
     return found
 
 
-def _manifest(inventory: Inventory, item: Item) -> Manifest | None:
-    if not item.is_complete or inventory.folder is None:  # in a store, each manifest would need a request
-        return None
-    try:
-        return inventory.read_manifest(item)
-    except SafepointError:  # the checkpoint was deleted after the listing
-        return None
-
-
-def _sizes(manifest: Manifest) -> tuple[int, ...]:
+def _sizes(stated: Stated) -> tuple[int, ...]:
     """The numbers of ranks among which the micro-batches of a step can be divided."""
-    num_batches = manifest.world_size * manifest.gradient_accumulation
+    num_batches = stated.world_size * stated.gradient_accumulation
     small = [number for number in range(1, min(num_batches, _MOST_SIZE) + 1) if num_batches % number == 0]
     return tuple(small)

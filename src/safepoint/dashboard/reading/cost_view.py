@@ -1,7 +1,7 @@
 """For each job, the hours in which it held its slots, did work again, and waited; and what these hours cost."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from safepoint.answers.costs import cost_document, held_s, history_of, waited_s
@@ -10,6 +10,7 @@ from safepoint.errors import SafepointError
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.records import AttemptRecord
 from safepoint.planning.costs import HOUR_S, JobHistory
+from safepoint.progress.record import Progress
 
 _MOST_JOBS = 200
 _INTERVAL_S = 3600.0
@@ -25,11 +26,12 @@ class JobCost:
         unit: the kind of its slots: `GPU`, `CPU`, or `rank` for a job on a cluster whose devices are not known.
         num_slots: the number of its slots.
         held_s: how long it has held its slots.
-        lost_s: the time of work that had to be done again.
-        down_s: the time from interruptions until it trained again, while it held its slots.
-        saved_s: the time that it would have lost in addition with one save per hour and no save on SIGTERM.
+        lost_s: the time of work that had to be done again; None if it is not known.
+        down_s: the time from interruptions until it trained again, while it held its slots; None if it is not known.
+        saved_s: the time that it would have lost in addition with one save per hour and no save on SIGTERM; None if
+            it is not known.
         waited_s: how long it waited for its machines.
-        num_interruptions: how often it was interrupted.
+        num_interruptions: how often it was interrupted; None if it is not known.
         price: the price of one slot for an hour; 0 if it is not known.
         document: what `safepoint plan cost --for` prints, with the price of all its slots for an hour.
     """
@@ -38,11 +40,11 @@ class JobCost:
     unit: str
     num_slots: int
     held_s: float
-    lost_s: float
-    down_s: float
-    saved_s: float
+    lost_s: float | None
+    down_s: float | None
+    saved_s: float | None
     waited_s: float
-    num_interruptions: int
+    num_interruptions: int | None
     price: float
     document: dict[str, Any]
 
@@ -74,7 +76,7 @@ def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float])
     unit = "GPU" if gpus else "CPU" if cpus else "rank"
     price = price_of(unit)
     document = cost_document(job.name, history, price=price * num_slots, interval_s=_INTERVAL_S)
-    return JobCost(
+    common = JobCost(
         listed=one,
         unit=unit,
         num_slots=num_slots,
@@ -87,12 +89,43 @@ def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float])
         price=price,
         document=document,
     )
+    return _as_posted(common, one.progress) if isinstance(job, ClusterJob) else common
+
+
+def _as_posted(cost: JobCost, progress: Progress | None) -> JobCost:
+    """The cost of a job on a cluster, which does not keep when a job was interrupted.
+
+    The pods post the number of the attempt, which each start of the ranks increases, and how many steps they have
+    repeated.
+    """
+    steps = None if progress is None else progress.repeated_steps
+    lost_s = 0.0 if steps == 0 else None
+    if progress is not None and steps and progress.step_s is not None:
+        lost_s = steps * (progress.step_s + progress.pause_s)
+    num_starts = 0 if progress is None else progress.attempt
+    document = {
+        **cost.document,
+        "num_interruptions": num_starts - 1 if num_starts else None,
+        "seconds": {**dict.fromkeys(cost.document["seconds"]), "lost": lost_s},
+        "money": {
+            **dict.fromkeys(cost.document["money"]),
+            "lost": None if lost_s is None else lost_s / HOUR_S * cost.price * cost.num_slots,
+        },
+    }
+    return replace(
+        cost,
+        lost_s=None if lost_s is None else lost_s * cost.num_slots,
+        down_s=None,
+        saved_s=None,
+        num_interruptions=document["num_interruptions"],
+        document=document,
+    )
 
 
 def _read(reader: PlaceReader, one: ListedJob) -> tuple[list[AttemptRecord], JobHistory]:
     """The attempts and interruptions of a job. While nothing about the job changes, they are read once.
 
-    The events of a cluster do not say when a job was interrupted, so they are not requested.
+    The events of a cluster do not say when a job was interrupted, so they are not requested; see `_as_posted`.
     """
     if isinstance(one.job, ClusterJob):
         return [*one.job.attempts], history_of(())

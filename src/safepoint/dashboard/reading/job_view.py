@@ -19,7 +19,7 @@ from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.job_place import HasDetails, Job, JobPlace
 from safepoint.jobs.model.job_progress import risk_of_suspending
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord
-from safepoint.presentation.drawings import Curve, Timeline, curve_of, metric_names, timeline_of
+from safepoint.presentation.drawings import Curve, Timeline, curve_of, metric_names, num_metrics, timeline_of
 from safepoint.progress.metric_history import MetricPoint
 from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
@@ -61,6 +61,7 @@ class JobView:
         risk: a warning if a save may not fit into the grace period; None if it fits, or if that is not known.
         timeline: its attempts over time; None before the first attempt.
         curves: the curves of its metrics, the most important ones first.
+        num_metrics: how many metrics it has, also those without a curve.
         ranks: the ranks that the newest attempt has reported.
         pods: for a job on a cluster, the pods that train.
         actions: the actions that it accepts now.
@@ -79,6 +80,7 @@ class JobView:
     risk: str | None
     timeline: Timeline | None
     curves: tuple[Curve, ...]
+    num_metrics: int
     ranks: tuple[RankFacts, ...]
     pods: tuple[PodSummary, ...]
     actions: tuple[Action, ...]
@@ -118,6 +120,7 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         risk=risk_of_suspending(job, progress),
         timeline=timeline_of(attempts, events),
         curves=tuple(curve for one in metric_names(points) if (curve := curve_of(one, points)) is not None),
+        num_metrics=num_metrics(points),
         ranks=_ranks(job, events),
         pods=job.pods if isinstance(job, ClusterJob) else (),
         actions=tuple(actions_of(job)),

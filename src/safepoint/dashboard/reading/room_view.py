@@ -1,37 +1,56 @@
-"""How full the folders of jobs are, how fast they grow, and when a save will not fit any more."""
+"""How full the folders and buckets of jobs are, how fast they grow, and when a save will not fit any more."""
 
 import contextlib
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from safepoint.dashboard.reading.bucket_usage import BucketUsage, OpenStore, Usage
+from safepoint.dashboard.reading.checkpoint_view import inventory_of_job
 from safepoint.dashboard.reading.places import ListedJob, Places
 from safepoint.errors import SafepointError
 from safepoint.foundation.bounded import do_within
 from safepoint.foundation.volumes.room import Room, room_of
+from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.job_place import JobPlace
+from safepoint.jobs.model.records import JobRecord
 from safepoint.progress.record import SpaceRecord
 from safepoint.storage.location import parse_location
+from safepoint.storage.opening import open_store
 
 _LOOK_S = 0.5
 """Folders that are not read within this time, because a server does not answer, are shown without sizes."""
 _MOST_FOLDERS = 100
+_MOST_BUCKETS = 20
+"""Of so many locations in object stores the objects are listed."""
+_Key = tuple[str, str]
+"""The place of the jobs, empty for this machine, and the location."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRoom:
-    """An output location.
+    """An output location, or a location in an object store whose size is configured.
 
     Args:
         location: the folder or the address of the object store.
         jobs: the place and the name of each job that writes there, newest first.
-        free_bytes: how much may still be written; None for an object store, and if it is not known.
-        used_share: how full the disk is, from 0 to 1; None if it is not known.
+        free_bytes: how much may still be written; None if it is not known, as for an object store without a size.
+        used_share: how full the disk is, from 0 to 1; for an object store, the share of its size; None if it is not
+            known.
         save_bytes: the size of the newest checkpoint; None if it is not known.
         saves_left: how many more saves fit; None if the number is unlimited or not known.
-        remaining_s: seconds until a save does not fit; None if every save fits, or if the time is not known.
-        is_low: whether a launcher has warned.
+        remaining_s: seconds until a save does not fit; None if every save fits, or if the time is not known. For an
+            object store with a size: until it is full, at the earliest.
+        growth_bytes_s: by how many bytes the location grows in a second; None if it does not grow, or if this is not
+            known. For an object store, at most: see `Usage`.
+        is_low: whether a launcher has warned, or the next checkpoint does not fit into an object store.
         is_here: whether this machine can read the location. If not, only the cluster of the jobs can.
+        is_bucket: whether it is in an object store.
+        stored_bytes: what is stored in an object store; None if it is not known.
+        is_part: whether even more is stored.
+        size_bytes: how much may be stored in an object store; None if this is not configured.
+        missing: why it is not known what is stored in an object store; empty if it is known.
     """
 
     location: str
@@ -41,15 +60,14 @@ class PlaceRoom:
     save_bytes: int | None = None
     saves_left: int | None = None
     remaining_s: float | None = None
+    growth_bytes_s: float | None = None
     is_low: bool = False
     is_here: bool = True
-
-    @property
-    def growth_bytes_s(self) -> float | None:
-        """By how many bytes the location grows in a second; None if it does not grow, or if this is not known."""
-        if not self.remaining_s or self.free_bytes is None:
-            return None
-        return self.free_bytes / self.remaining_s
+    is_bucket: bool = False
+    stored_bytes: int | None = None
+    is_part: bool = False
+    size_bytes: int | None = None
+    missing: str = ""
 
     def to_document(self) -> dict[str, Any]:
         """As JSON values."""
@@ -58,6 +76,10 @@ class PlaceRoom:
             "jobs": [{"place": place, "name": name} for place, name in self.jobs],
             "free_bytes": self.free_bytes,
             "used_share": self.used_share,
+            "stored_bytes": self.stored_bytes,
+            "is_part": self.is_part,
+            "size_bytes": self.size_bytes,
+            "missing": self.missing,
             "save_bytes": self.save_bytes,
             "saves_left": self.saves_left,
             "remaining_s": self.remaining_s,
@@ -66,9 +88,18 @@ class PlaceRoom:
         }
 
 
-def read_rooms(places: Places) -> list[PlaceRoom]:
-    """The output locations of all jobs, the fullest first; without jobs whose location is not known."""
-    found: dict[tuple[str, str], list[ListedJob]] = {}
+def read_rooms(
+    places: Places, usage: BucketUsage, *, sizes: Mapping[str, int], wait_s: float = 0.0
+) -> list[PlaceRoom]:
+    """The output locations of all jobs, the fullest first; without jobs whose location is not known.
+
+    Args:
+        places: where the jobs are.
+        usage: lists locations in object stores.
+        sizes: locations in object stores, each with how many bytes may be stored below it. They are listed, too.
+        wait_s: how long to wait for the listing of an object store.
+    """
+    found: dict[_Key, list[ListedJob]] = {}
     for reader in places.readers.values():
         listed = list(reader.read().jobs.values())
         try:
@@ -78,13 +109,73 @@ def read_rooms(places: Places) -> list[PlaceRoom]:
         for one, output in zip(listed, outputs, strict=True):
             if output is not None:
                 found.setdefault(("" if reader.is_local else reader.key, output), []).append(one)
-    shown = list(found.items())[-_MOST_FOLDERS:]
-    measured = _measured([location for (place, location), _ in shown if not place])
-    rooms = [
-        _room(location, jobs, *measured.get(location, (None, None)), is_here=not place)
-        for (place, location), jobs in shown
-    ]
+    shown = dict(list(found.items())[-_MOST_FOLDERS:])
+    for location in sizes:
+        below = [jobs for (_, output), jobs in found.items() if f"{output}/".startswith(f"{location}/")]
+        shown[("", location)] = [one for jobs in below for one in jobs]
+    openers = {key: open_store for key, jobs in shown.items() if (open_store := _opener(places, key, jobs))}
+    openers = dict(list(openers.items())[-_MOST_BUCKETS:])
+    stored = usage.look({"|".join(key): open_store for key, open_store in openers.items()}, wait_s=wait_s)
+    measured = _measured([location for place, location in shown if not place and ("", location) not in openers])
+    rooms: list[PlaceRoom] = []
+    for (place, location), jobs in shown.items():
+        room = _room(location, jobs, *measured.get(location, (None, None)), is_here=not place)
+        if _is_remote(location):
+            size_bytes = None if place else sizes.get(location)
+            is_listed = (place, location) in openers
+            room = _of_bucket(room, stored.get(f"{place}|{location}"), size_bytes, is_listed=is_listed)
+        rooms.append(room)
     return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0))
+
+
+def _is_remote(location: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return parse_location(location).is_remote
+    return False
+
+
+def _opener(places: Places, key: _Key, jobs: list[ListedJob]) -> OpenStore | None:
+    """Opens the store as a job itself would reach it; None if the location is not in an object store.
+
+    A location that only the configuration names is opened with the keys of this process.
+    """
+    place, location = key
+    if not _is_remote(location):
+        return None
+    if place:
+        reader, name = places.reader(place), jobs[-1].job.name
+        return lambda: inventory_of_job(reader, name).store
+    spec = next((one.job.spec for one in reversed(jobs) if isinstance(one.job, JobRecord)), None)
+    if spec is None:
+        return lambda: open_store(parse_location(location))
+    return lambda: open_output(spec, location).store
+
+
+def _of_bucket(room: PlaceRoom, usage: Usage | None, size_bytes: int | None, *, is_listed: bool) -> PlaceRoom:
+    """The room with what a listing has found."""
+    if usage is None or usage.failure:
+        why = "it is being counted" if is_listed else f"only the newest {_MOST_BUCKETS} locations are counted"
+        missing = why if usage is None else usage.failure
+        return replace(room, is_bucket=True, size_bytes=size_bytes, missing=missing)
+    growth = usage.growth_bytes_s or None
+    room = replace(
+        room,
+        is_bucket=True,
+        stored_bytes=usage.stored_bytes,
+        is_part=usage.is_part,
+        growth_bytes_s=growth,
+        size_bytes=size_bytes,
+    )
+    if size_bytes is None:
+        return room
+    free_bytes = max(0, size_bytes - usage.stored_bytes)
+    return replace(
+        room,
+        free_bytes=None if usage.is_part and free_bytes else free_bytes,
+        used_share=min(1.0, usage.stored_bytes / size_bytes) if size_bytes else 1.0,
+        remaining_s=free_bytes / growth if growth else None,
+        is_low=free_bytes < max(1, room.save_bytes or 0),
+    )
 
 
 def known_locations(places: Places) -> set[str]:
@@ -112,15 +203,17 @@ def _room(
 ) -> PlaceRoom:
     record = _record(jobs)
     newest = next((one.progress for one in reversed(jobs) if one.progress is not None), None)
-    forecast_bytes = record.free_bytes if record is not None and record.path else None
+    free_bytes = room.free_bytes if room else record.free_bytes if record is not None and record.path else None
+    remaining_s = None if record is None else record.remaining_s
     return PlaceRoom(
         location=location,
         jobs=tuple((one.place, one.job.name) for one in reversed(jobs))[:20],
-        free_bytes=forecast_bytes if room is None else room.free_bytes,
+        free_bytes=free_bytes,
         used_share=share,
         save_bytes=None if newest is None else newest.saves.last_bytes,
         saves_left=None if record is None else record.saves_left,
-        remaining_s=None if record is None else record.remaining_s,
+        remaining_s=remaining_s,
+        growth_bytes_s=free_bytes / remaining_s if remaining_s and free_bytes is not None else None,
         is_low=record is not None and record.is_low,
         is_here=is_here,
     )

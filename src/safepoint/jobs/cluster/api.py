@@ -314,13 +314,13 @@ class ClusterApi:
         """The document at a path of the API server, such as `/version`."""
         return self._client.request("GET", path)
 
-    def read_once(self, path: str) -> Object:
+    def read_once(self, path: str, query: Mapping[str, str] | None = None) -> Object:
         """The document at a path of the API server. The request is not repeated if it fails.
 
         Use this method for APIs that another server of the cluster provides. Such a server may never be reachable.
         """
         data = bytearray()
-        with self._client.lines(path, {}, read_s=REQUEST_S) as lines:
+        with self._client.lines(path, query or {}, read_s=REQUEST_S) as lines:
             for line in lines:
                 data += line
                 if len(data) > _MOST_EVENT_BYTES:

@@ -46,6 +46,7 @@ from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
 from safepoint.jobs.cluster.watches.observer import Observer
 from safepoint.jobs.cluster.watches.pod_logs import follow_pods, read_pods
+from safepoint.jobs.cluster.watches.pod_memory import PodMemory
 from safepoint.jobs.cluster.watches.safe_points import SafePoints
 from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
@@ -72,6 +73,7 @@ class ClusterJobs:
         self._api, self._is_read_only = api, is_read_only
         self._successions = Successions(api)
         self._observer = Observer(api, self._unknown)
+        self._memory = PodMemory(api)
         self.place = api.connection.name
         self._scaling = Scaling(api, self._successions, self.observe, place=self.place)
         self._last_described: dict[str, tuple[Observed, ClusterJob]] = {}
@@ -232,8 +234,9 @@ class ClusterJobs:
         return list(self.job(name).attempts)
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
-        """The last lines of a failed job, and the place of a waiting job in its queue; see `details_of`."""
-        return details_of(self._api, job, self._observer.pods)
+        """What takes further requests: see `details_of`, and `memory`, see `MemoryUse`."""
+        memory = self._memory.of(job).to_document()
+        return {**details_of(self._api, job, self._observer.pods), "memory": memory}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
         """The progress that the output of the job's first pod states; None without a pod; see `progress_in`."""

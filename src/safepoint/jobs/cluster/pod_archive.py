@@ -23,6 +23,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/answers/consequence.py",
         "safepoint/answers/costs.py",
         "safepoint/answers/details.py",
+        "safepoint/answers/freezing.py",
         "safepoint/answers/job_documents.py",
         "safepoint/answers/receipts.py",
         "safepoint/answers/situation.py",

@@ -159,9 +159,15 @@ class JobPlace(Protocol[J]):
         ...
 
     def logs(
-        self, name: str, *, rank: int | None = None, follow: bool = False, last_bytes: int | None = None
+        self,
+        name: str,
+        *,
+        rank: int | None = None,
+        node: int | None = None,
+        follow: bool = False,
+        last_bytes: int | None = None,
     ) -> Iterator[LogLine]:
-        """The output of a job, or of one rank. With `follow`, also new lines, until the job has stopped.
+        """The output of a job, of one rank, or of one node. With `follow`, also new lines, until the job has stopped.
 
         With `last_bytes`, only about this many bytes at the end of the output of each process.
         """

@@ -109,6 +109,11 @@ def failure(action: str, log: Path, exit_code: int, output: str = "") -> FreezeE
     return FreezeError(f"CRIU could not {action} the processes: {reason}; {done}", hint=hint)
 
 
+def is_promising() -> bool:
+    """Whether this process may find a CRIU that it can use, see `find_criu`. CRIU is not called: this is fast."""
+    return os.geteuid() == 0 and bool(os.environ.get(VARIABLE) or shutil.which("criu"))
+
+
 def find_criu(named: str | None = None) -> Criu:
     """Find a CRIU that this process can use.
 

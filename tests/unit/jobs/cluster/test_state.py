@@ -185,12 +185,14 @@ def test_it_runs_when_it_has_posted_since_it_started() -> None:
 def test_a_folder_that_is_nearly_full_is_posted() -> None:
     """Only while there is one."""
     job = trainjob()
-    metrics = [{"name": "currentStep", "value": "20"}, {"name": "spaceSavesLeft", "value": "3"}]
+    metrics = [{"name": "currentStep", "value": "20"}, {"name": "repeatedSteps", "value": "6"}]
+    metrics.append({"name": "spaceSavesLeft", "value": "3"})
     job["status"]["trainerStatus"] = {"lastUpdatedTime": "2026-11-23T10:02:00Z", "metrics": metrics}
     found = of(job, pod(0), pod(1)).progress
     assert found is not None
     assert [(one.saves_left, one.remaining_s, one.is_low) for one in found.space] == [(3, None, True)]
-    assert "spaceSavesLeft" not in found.train_metrics
+    assert found.repeated_steps == 6
+    assert not found.train_metrics
     metrics.pop()
     without = of(job, pod(0), pod(1)).progress
     assert without is not None

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from safepoint.jobs.cluster.objects import Object, at, count_of, items, texts
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, SpaceRecord, State
-from safepoint.progress.trainer_status import SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS
+from safepoint.progress.trainer_status import REPEATED, SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS
 
 
 def progress_of(job: Object, state: JobState) -> Progress | None:
@@ -45,7 +45,7 @@ def progress_of(job: Object, state: JobState) -> Progress | None:
 _STATES = {JobState.COMPLETE: State.FINISHED, JobState.FAILED: State.FAILED, JobState.SUSPENDED: State.INTERRUPTED}
 _OWN = {
     *("currentStep", "totalSteps", "currentEpoch", "totalEpochs", "loss", "safeStep", "attempt"),
-    *(SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS),
+    *(SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS, REPEATED),
 }
 
 
@@ -68,6 +68,7 @@ def _progress(
         safe_time=_utc(values.get(SAFE_TIME)),
         saves=SaveStatistics(expected_s=values.get(SAVE_SECONDS)),
         space=_space(count_of(values.get(SPACE_SAVES)), values.get(SPACE_SECONDS)),
+        repeated_steps=count_of(values.get(REPEATED)),
     )
     if remaining_s is None or left <= 0:
         return progress

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 _EXITS_WITHIN_S = 15.0
 _POLL_S = 0.1
-_FREEZABLE = (JobState.RUNNING, JobState.RESUMING)
+FREEZABLE = (JobState.RUNNING, JobState.RESUMING)
+"""The states in which a job can be frozen."""
 
 
 def images_folder(name: str) -> Path:
@@ -247,7 +248,7 @@ def _adoption(
 
 def _launchers_of(history: History, job: JobRecord) -> list[int]:
     """The launchers of a job that can be frozen, by node."""
-    if job.state not in _FREEZABLE or job.is_to_stop:
+    if job.state not in FREEZABLE or job.is_to_stop:
         raise ConflictError(
             f"job {job.name} is {job.state}, and only a running job can be frozen; nothing was frozen",
             hint=f"see `safepoint status {job.name}`",
