@@ -126,7 +126,7 @@ def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         def open_jobs(self, actor: str) -> Iterator[Any]:
             yield self
 
-        def logs(self, name: str, *, rank: int | None, last_bytes: int | None) -> Iterator[LogLine]:
+        def logs(self, name: str, *, rank: int | None, node: int | None, last_bytes: int | None) -> Iterator[LogLine]:
             nonlocal now_s
             asked.append(last_bytes)
             while True:
@@ -135,7 +135,7 @@ def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(clock, "monotonic_s", lambda: now_s)
     reader: Any = Reader()
-    lines, is_cut = page._tail(reader, "tiny", None, "needle", 200)
+    lines, is_cut = page._tail(reader, "tiny", None, None, "needle", 200)
     assert ([line.text for line in lines], is_cut) == (["needle"], True)
     assert asked == [page._SEARCH_BYTES]
 

@@ -6,6 +6,7 @@ The list of jobs shows all other jobs meanwhile, and documents are JSON, which h
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,23 @@ from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State
 from tests.support.dashboards import Sample, write_sample
-from tests.unit.dashboard.conftest import Dashboard, dashboard, home, start
+from tests.unit.dashboard.conftest import Dashboard, home, start
 
-__all__ = ["dashboard", "home", "start"]
+__all__ = ["home", "start"]
 
-_PAGES = ("/jobs", *(f"/jobs/local/slow{action}" for action in ("", "/suspend", "/scale", "/delete")))
+_PAGES = (
+    "/jobs",
+    "/storage",
+    "/costs",
+    *(f"/jobs/local/slow{action}" for action in ("", "/suspend", "/scale", "/delete")),
+)
 _REPORTS: dict[str, dict[str, Any]] = {
     "time left": {"step_s": 1e308, "max_steps": 1 << 62},
     "pauses": {"step_s": 1e308, "pause_s": 1e308, "max_steps": 1000},
     "save": {"step_s": 1.7e308, "saves": {"expected_s": 1.7e308}},
     "pace": {"step_s": 5e-324, "samples_per_step": (1 << 63) - 1},
+    "full in no time": {"space": [{"path": "/", "free_bytes": 1 << 40, "remaining_s": 5e-324}]},
+    "repeated": {"step_s": 1.7e308, "repeated_steps": 1 << 62},
     "unsaved": {"step_s": 1e308, "safe_step": 1, "step": 1 << 62},
 }
 
@@ -41,12 +49,13 @@ def _is_json(text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", _REPORTS)
-def test_a_job_that_reports_them(name: str, home: Path, dashboard: Dashboard) -> None:
+def test_a_job_that_reports_them(name: str, home: Path, start: Callable[..., Dashboard]) -> None:
     """It is listed beside the other job, and has pages and documents."""
     for job in ("slow", "other"):
         write_sample(home, Sample(name=job, state=JobState.RUNNING, step=40, steps=(10, 20), num_points=4))
     path = job_folder("slow") / PROGRESS_NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | _REPORTS[name]))
+    dashboard = start()
     dashboard.visitor()
     for page in _PAGES:
         assert dashboard.get(page).status_code == 200, page
@@ -67,12 +76,13 @@ def test_what_a_suspension_would_mean(home: Path) -> None:
     assert "not known" in found.sentences[1]
 
 
-def test_a_path_that_is_not_utf_8(home: Path, dashboard: Dashboard) -> None:
+def test_a_path_that_is_not_utf_8(home: Path, start: Callable[..., Dashboard]) -> None:
     """The pages with all jobs and all folders are shown, and link to it."""
     folder = home / "bytes \udcff\udcfe"
     folder.mkdir()
     for job, root in (("odd", folder), ("other", home)):
         write_sample(root, Sample(name=job, state=JobState.RUNNING, step=40, steps=(10, 20), num_points=4))
+    dashboard = start()
     dashboard.visitor()
     of_job = (f"/jobs/local/odd{page}" for page in ("", "/checkpoints", "/delete"))
     for page in ("/jobs", "/storage", "/costs", *of_job):

@@ -1,5 +1,6 @@
 """For each job, the hours in which it held its slots, did work again, and waited; and what these hours cost."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,6 +103,7 @@ def _as_posted(cost: JobCost, progress: Progress | None) -> JobCost:
     lost_s = 0.0 if steps == 0 else None
     if progress is not None and steps and progress.step_s is not None:
         lost_s = steps * (progress.step_s + progress.pause_s)
+        lost_s = lost_s if math.isfinite(lost_s) else None  # a job reports what it likes
     num_starts = 0 if progress is None else progress.attempt
     document = {
         **cost.document,

@@ -34,8 +34,8 @@ _FRESH_S = 0.2
 _FRESH_ON_CLUSTER_S = 3.0
 _OLDEST_ON_CLUSTER_S = 15.0
 """If the list of a cluster is not older than this, a page does not wait for a newer one."""
-_BUSY_SHARE = 4
-"""After a list took t seconds to read, it is read again after this many times t."""
+_BUSY_SHARE, _MOST_PAUSE_S = 4, 2.0
+"""After a list took t seconds to read, it is read again after this many times t, at most after this pause."""
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
 _EVENTS_BYTES = 8 << 20
@@ -273,7 +273,8 @@ class PlaceReader:
                     self._forget_all_but(found)
                 self._now = PlaceJobs(jobs=found, read_s=now_s)
             if changed:
-                self._again_s = now_s + _BUSY_SHARE * (clock.monotonic_s() - now_s)
+                took_s = clock.monotonic_s() - now_s
+                self._again_s = now_s + took_s + min((_BUSY_SHARE - 1) * took_s, _MOST_PAUSE_S)
         except SafepointError as error:
             self._number, self._jobs = None, None
             self._exit.close()

@@ -1,6 +1,7 @@
 """How full the folders and buckets of jobs are, how fast they grow, and when a save will not fit any more."""
 
 import contextlib
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -205,6 +206,7 @@ def _room(
     newest = next((one.progress for one in reversed(jobs) if one.progress is not None), None)
     free_bytes = room.free_bytes if room else record.free_bytes if record is not None and record.path else None
     remaining_s = None if record is None else record.remaining_s
+    growth = free_bytes / remaining_s if remaining_s and free_bytes is not None else math.inf
     return PlaceRoom(
         location=location,
         jobs=tuple((one.place, one.job.name) for one in reversed(jobs))[:20],
@@ -213,7 +215,7 @@ def _room(
         save_bytes=None if newest is None else newest.saves.last_bytes,
         saves_left=None if record is None else record.saves_left,
         remaining_s=remaining_s,
-        growth_bytes_s=free_bytes / remaining_s if remaining_s and free_bytes is not None else None,
+        growth_bytes_s=growth if math.isfinite(growth) else None,
         is_low=record is not None and record.is_low,
         is_here=is_here,
     )
