@@ -1,6 +1,5 @@
 """For each job, the hours in which it held its slots, did work again, and waited; and what these hours cost."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from safepoint.planning.costs import HOUR_S, JobHistory
 from safepoint.progress.record import Progress
 
 _MOST_JOBS = 200
+_MOST_LOST_S = 1e12
 _INTERVAL_S = 3600.0
 """The policy that Safepoint is compared with: a save in each hour, and none on SIGTERM."""
 
@@ -103,7 +103,7 @@ def _as_posted(cost: JobCost, progress: Progress | None) -> JobCost:
     lost_s = 0.0 if steps == 0 else None
     if progress is not None and steps and progress.step_s is not None:
         lost_s = steps * (progress.step_s + progress.pause_s)
-        lost_s = lost_s if math.isfinite(lost_s) else None  # a job reports what it likes
+        lost_s = lost_s if lost_s < _MOST_LOST_S else None  # the pods post any numbers
     num_starts = 0 if progress is None else progress.attempt
     document = {
         **cost.document,
