@@ -127,7 +127,7 @@ test-strategies: $(INSTALLED) ## every strategy, interrupted in every way, all w
 SETS := oldest cuda-image rocm-image universal-image newest
 PYTHON_OF_IMAGES ?= python3.12
 TOOLS := torch numpy xxhash typer psutil transformers accelerate trl peft 'datasets>=4.0' 'lightning>=2.6,<3' \
-  pip pytest pytest-timeout pytest-xdist hypothesis 'moto[server]' cryptography scikit-learn torchdata
+  pip setuptools pytest pytest-timeout pytest-xdist hypothesis 'moto[server]' cryptography scikit-learn torchdata
 MEET_FRAMEWORKS := tests/unit/training tests/unit/snapshot \
   tests/ranks/test_{equivalence,data_position,interruptions,lightning,session,strategies,trl}.py
 
