@@ -208,7 +208,10 @@ def _scale(jobs: JobPlace[Any], name: str, num_nodes: int) -> Outcome:
     job = jobs.scale(name, num_nodes)
     remark = jobs.remark_on(job)
     sentence = f"The job has {plural(num_nodes, 'node')} now, and is {job.state}."
-    return Outcome(sentence=f"{sentence} {remark[:1].upper()}{remark[1:]}." if remark else sentence, document=job_document(jobs, job))
+    return Outcome(
+        sentence=f"{sentence} {remark[:1].upper()}{remark[1:]}." if remark else sentence,
+        document=job_document(jobs, job),
+    )
 
 
 def _delete(jobs: JobPlace[Any], name: str, *, with_checkpoints: bool) -> Outcome:
