@@ -97,7 +97,8 @@ def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float, 
                 return
             raise SafepointError(f"the supervisor of job {name} did not start", hint=f"see {log}")
         if clock.monotonic_s() >= deadline_s:
-            why = f"the supervisor of job {name} did not start within {_WITHIN_S:g} s, perhaps because this machine is busy"
+            late = f"did not start within {_WITHIN_S:g} s, perhaps because this machine is busy"
+            why = f"the supervisor of job {name} {late}"
             if is_new:
                 raise SafepointError(f"{why}; the job was not submitted", hint="submit it again later")
             raise SafepointError(
