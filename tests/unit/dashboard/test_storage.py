@@ -145,6 +145,23 @@ def test_what_is_stored_in_a_bucket(
     assert "not known: the key is not valid" in text
 
 
+def test_many_locations(home: Path, start: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs of a location are counted, also those without a name here; one with a size is always listed."""
+    with History() as history:
+        for number in range(30):
+            output = "s3://models/team" if number < 25 else f"s3://models/{number}"
+            history.add(job_spec(f"job-{number}", output_dir=output, working_dir=str(home)), actor="test")
+    monkeypatch.setattr(room_view, "_MOST_BUCKETS", 3)
+    monkeypatch.setattr(room_view, "_opener", lambda places, key, jobs: Store().open)
+    dashboard = start(bucket_sizes={"s3://models/team": 5 * GB})
+    dashboard.visitor()
+    rooms = {one["location"]: one for one in dashboard.get("/storage.json").json()}
+    team = rooms["s3://models/team"]
+    assert (team["num_jobs"], len(team["jobs"]), team["jobs"][0]["name"]) == (25, 20, "job-24")
+    assert team["stored_bytes"] == 0
+    assert "and 21 more" in dashboard.get("/storage").text
+
+
 def test_a_size_has_a_location_in_an_object_store() -> None:
     assert bucket_sizes(["S3://models/team/=2T", "az://c=1Gi"]) == {"s3://models/team": 2 * 10**12, "az://c": 1 << 30}
     for text in ("s3://models", "s3://models=", "=2T", "s3://models=much", "2T", "/data=2T", "pvc://claim=2T"):

@@ -96,7 +96,7 @@ def back_of_job(place: str, name: str) -> str:
 def checks_here(request: Request, back: str) -> dict[str, Check]:
     """The checks that this dashboard has made of checkpoints of a page, by the names of the checkpoints.
 
-    Only the last check of a checkpoint counts, and only if it found no fault.
+    Only the last check of a checkpoint counts, with what it has found.
     """
     found: dict[str, Check] = {}
     for work in context_of(request).works.done(back):

@@ -23,6 +23,8 @@ from safepoint.storage.opening import open_store
 _LOOK_S = 0.5
 """Folders that are not read within this time, because a server does not answer, are shown without sizes."""
 _MOST_FOLDERS = 100
+_MOST_NAMES = 20
+"""Of so many jobs a location has the names."""
 _MOST_BUCKETS = 20
 """Of so many locations in object stores the objects are listed."""
 _Key = tuple[str, str]
@@ -35,7 +37,8 @@ class PlaceRoom:
 
     Args:
         location: the folder or the address of the object store.
-        jobs: the place and the name of each job that writes there, newest first.
+        jobs: the place and the name of the newest jobs that write there, newest first.
+        num_jobs: how many jobs write there.
         free_bytes: how much may still be written; None if it is not known, as for an object store without a size.
         used_share: how full the disk is, from 0 to 1; for an object store, the share of its size; None if it is not
             known.
@@ -56,6 +59,7 @@ class PlaceRoom:
 
     location: str
     jobs: tuple[tuple[str, str], ...]
+    num_jobs: int
     free_bytes: int | None = None
     used_share: float | None = None
     save_bytes: int | None = None
@@ -75,6 +79,7 @@ class PlaceRoom:
         return {
             "location": self.location,
             "jobs": [{"place": place, "name": name} for place, name in self.jobs],
+            "num_jobs": self.num_jobs,
             "free_bytes": self.free_bytes,
             "used_share": self.used_share,
             "stored_bytes": self.stored_bytes,
@@ -113,6 +118,7 @@ def read_rooms(
     shown = dict(list(found.items())[-_MOST_FOLDERS:])
     for location in sizes:
         below = [jobs for (_, output), jobs in found.items() if f"{output}/".startswith(f"{location}/")]
+        shown.pop(("", location), None)  # so that it is among the newest, of which the objects are listed
         shown[("", location)] = [one for jobs in below for one in jobs]
     openers = {key: open_store for key, jobs in shown.items() if (open_store := _opener(places, key, jobs))}
     openers = dict(list(openers.items())[-_MOST_BUCKETS:])
@@ -209,7 +215,8 @@ def _room(
     growth = free_bytes / remaining_s if remaining_s and free_bytes is not None else math.inf
     return PlaceRoom(
         location=location,
-        jobs=tuple((one.place, one.job.name) for one in reversed(jobs))[:20],
+        jobs=tuple((one.place, one.job.name) for one in jobs[: -_MOST_NAMES - 1 : -1]),
+        num_jobs=len(jobs),
         free_bytes=free_bytes,
         used_share=share,
         save_bytes=None if newest is None else newest.saves.last_bytes,
