@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.browser import Served, served, unavailable
-from tests.support.dashboards import SAMPLES, write_sample
+from tests.support.dashboards import sample_jobs
 from tests.support.jobs_local import Place, jobs_in
 from tests.support.patience import PATIENCE
 
@@ -46,22 +46,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folders of jobs without processes. Their jobs do not start, because no supervisor can."""
-    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-    monkeypatch.setenv("SAFEPOINT_CPU_SLOTS", "8")
-    monkeypatch.setenv("SAFEPOINT_GPU_SLOTS", "0")
-    # `safepoint dashboard` in a process whose supervisors do nothing.
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "from safepoint.jobs.local import local_jobs\n"
-        "local_jobs.start_missing_supervisors = lambda history: []\n"
-        "local_jobs.start_supervisor = lambda name: None\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
-    for index, sample in enumerate(SAMPLES):
-        write_sample(tmp_path, sample, age_s=5400 * (index + 1) ** 1.5)
+    """Folders of jobs without processes; see `sample_jobs`."""
+    for name, value in sample_jobs(tmp_path).items():
+        monkeypatch.setenv(name, value)
     return tmp_path
 
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from safepoint.foundation import clock
 from safepoint.jobs.local.history import History
@@ -245,3 +247,26 @@ def _events(sample: Sample, age_s: float) -> list[dict[str, Any]]:
         found.append({"time": at(age_s * (1 - index / sample.num_events)), "event": "saved", "actor": "keeper",
                       "cause": "periodic", "step": index, "path": "out"})  # fmt: skip
     return found
+
+
+def sample_jobs(root: Path) -> dict[str, str]:
+    """Write all samples below a folder.
+
+    Returns:
+        The variables of a dashboard that shows them. Their jobs do not start, because no supervisor can.
+    """
+    variables = {name: str(root / name) for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    variables |= {"SAFEPOINT_CPU_SLOTS": "8", "SAFEPOINT_GPU_SLOTS": "0"}
+    # `safepoint dashboard` in a process whose supervisors do nothing.
+    site = root / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "from safepoint.jobs.local import local_jobs\n"
+        "local_jobs.start_missing_supervisors = lambda history: []\n"
+        "local_jobs.start_supervisor = lambda name: None\n"
+    )
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, variables):
+        for index, sample in enumerate(SAMPLES):
+            write_sample(root, sample, age_s=5400 * (index + 1) ** 1.5)
+    return variables
