@@ -58,7 +58,7 @@ def test_the_output_on_a_page() -> None:
     tail: Callable[..., tuple[list[LogLine], bool]] = getattr(page, "_tail")  # noqa: B009  private
     tracemalloc.start()
     try:
-        lines, _ = tail(Reader(), "a", None, "", 2000)
+        lines, _ = tail(Reader(), "a", None, None, "", 2000)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -21,6 +21,7 @@ from safepoint.dashboard.pages import checkpoints as checkpoints_page
 from safepoint.dashboard.pages import context as context_module
 from safepoint.dashboard.pages import job as page
 from safepoint.dashboard.settings import DashboardSettings
+from safepoint.errors import StorageError
 from safepoint.foundation import clock
 from safepoint.jobs.local.attempt.logs import read_logs
 from safepoint.jobs.model.job_place import LogLine
@@ -151,7 +152,7 @@ def test_an_output_that_is_no_file(kind: str, tmp_path: Path) -> None:
     else:
         path.symlink_to("/etc/passwd" if kind == "link" else "/dev/zero")
     for last_bytes in (None, 10):
-        with pytest.raises(OSError, match=r"rank-0\.log"):
+        with pytest.raises(StorageError, match=r"rank-0\.log cannot be read: .*; nothing more was read"):
             list(read_logs(tmp_path, last_bytes=last_bytes))
 
 

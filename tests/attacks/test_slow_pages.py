@@ -65,7 +65,7 @@ def test_many_long_lines_on_a_page() -> None:
             return (LogLine(source="node 0", text=f"{number} {_SLOW}") for number in range(3000))
 
     tail: Callable[..., tuple[list[LogLine], bool]] = getattr(page, "_tail")  # noqa: B009  private
-    lines, is_cut = tail(Reader(), "a", None, "", 2000)
+    lines, is_cut = tail(Reader(), "a", None, None, "", 2000)
     assert lines[-1].text.startswith("2999 ")
     assert 1 << 17 < sum(len(line.text) for line in lines) <= 1 << 18
     assert is_cut

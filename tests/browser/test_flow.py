@@ -46,7 +46,7 @@ def test_the_life_of_a_job(place: Place, dashboard: Served, sign_in: SignIn) -> 
     page.reload()
     page.get_by_text("damaged").first.wait_for()
     page.get_by_role("button", name=f"Verify checkpoint-{newest}").click()
-    page.get_by_role("heading", name="Done, but").wait_for()
+    page.get_by_role("heading", name="It is damaged").wait_for()
     page.get_by_text("is damaged:").wait_for()
     page.goto(f"{dashboard.base}/jobs/local/tiny/checkpoints")
     older = sorted(place.steps("tiny"))[-2]

@@ -93,13 +93,19 @@ def consequence_of(
             lost_s=_repeated_s(choice, progress),
         )
     if action is Action.RESUME:
-        step = "step 0" if job.safe_step is None else f"step {job.safe_step:,}"
         if begins:
             sentences = (f"The job continues {begins}.", "It does so as soon as there is room for it.")
+        elif job.safe_step is None:
+            sentences = (
+                "No checkpoint of the job is known. The job starts as soon as there is room for it.",
+                "It continues from its newest valid checkpoint. If there is none, it begins at step 0.",
+            )
         else:
-            sentences = (f"The job continues from its newest checkpoint, {step}, as soon as there is room for it.",)
-            if job.safe_step is not None:
-                sentences += ("Its files are read first. If they are damaged, the newest valid checkpoint is used.",)
+            sentences = (
+                f"The job continues from its newest checkpoint, step {job.safe_step:,}, as soon as there is room for "
+                "it.",
+                "Its files are read first. If they are damaged, the newest valid checkpoint is used.",
+            )
         return Consequence(action=action, is_possible=True, sentences=sentences, safe_step=job.safe_step)
     if action is Action.FREEZE:
         return _of_freeze(job, progress, freeze)

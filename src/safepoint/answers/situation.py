@@ -39,6 +39,10 @@ class Attention:
     urgency: Urgency = Urgency.NONE
     reasons: tuple[str, ...] = ()
 
+    def with_problem(self, reason: str) -> "Attention":
+        """The same with one more reason, which is a problem."""
+        return Attention(urgency=Urgency.PROBLEM, reasons=(reason, *self.reasons))
+
 
 def attention_of(job: Summary, progress: Progress | None, *, changed: str | None = None) -> Attention:
     """Whether a job needs attention, and why: for example, because it failed, or because its storage is nearly full.

@@ -28,13 +28,13 @@ class Outcome:
         sentence: the result in a sentence, for people.
         document: the result as JSON values, for programs.
         facts: names and values of a receipt, shown below the sentence.
-        is_warning: whether only a part of it was done.
+        heading: the result in a few words, above the sentence.
     """
 
     sentence: str
     document: dict[str, Any] = field(default_factory=dict[str, Any])
     facts: tuple[tuple[str, str], ...] = ()
-    is_warning: bool = False
+    heading: str = "Done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,6 +146,13 @@ def test_a_document_has_plain_values() -> None:
     ]
 
 
+def test_a_resume_of_a_job_without_a_known_checkpoint() -> None:
+    """It names none: there may be none, or the place does not know it."""
+    found = consequence_of(Action.RESUME, job_record("tiny", JobState.FAILED), None)
+    assert found.is_possible
+    assert found.sentences[0] == "No checkpoint of the job is known. The job starts as soon as there is room for it."
+
+
 def test_a_job_goes_on_from_its_image() -> None:
     """The reason is that of the resume itself."""
     job = job_record("tiny", JobState.SUSPENDED, safe_step=7)

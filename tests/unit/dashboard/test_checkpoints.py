@@ -129,12 +129,13 @@ def test_damage_that_was_found_stays_visible(home: Path, dashboard: Dashboard) -
     model = output / "checkpoint-30" / "model.safetensors"
     good = model.read_bytes()
     model.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    path = "/jobs/local/tiny/checkpoints"
+    path, headings = "/jobs/local/tiny/checkpoints", list[str]()
 
     def found() -> tuple[str, str, str]:
         work = dashboard.post(f"{path}/verify", {"checkpoint": "checkpoint-30"})
         while dashboard.get(f"{work.headers['location']}.json").json()["state"] == "running":
             pass
+        headings.append(re.findall("<h1>(.*)</h1>", dashboard.get(work.headers["location"]).text)[0])
         page = dashboard.get(path).text
         row = re.search(r"<tr>\s*<td class=\"name\">checkpoint-30.*?</tr>", page, re.DOTALL)
         next_one = re.search(r"(checkpoint-\d+) <span class=\"sub\">newest", page)
@@ -143,6 +144,7 @@ def test_damage_that_was_found_stays_visible(home: Path, dashboard: Dashboard) -
         return row[0], next_one[1], dashboard.get("/jobs/local/tiny/resume").text
 
     row, next_one, resume = found()
+    assert headings == ["It is damaged"]
     assert ">damaged<" in row
     assert "model.safetensors: its content changed" in row
     assert next_one == "checkpoint-20"

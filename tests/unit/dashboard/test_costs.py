@@ -3,11 +3,14 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from safepoint.dashboard.pages import overviews
+from safepoint.dashboard.reading import cost_view
 from safepoint.dashboard.settings import DashboardSettings
-from safepoint.errors import UsageError
+from safepoint.errors import NotFoundError, UsageError
 from safepoint.jobs.model.states import JobState
 from tests.support.dashboards import Sample, write_sample
 from tests.unit.dashboard.conftest import Dashboard
@@ -34,3 +37,29 @@ def test_money_is_shown_for_a_known_price(home: Path, start: Callable[..., Dashb
         assert ("CPU hours held <small>100.00 each</small>" in page) == is_shown
         assert ("--gpu-price" in page) == (not is_shown)
     assert re.search(r"<code>\[dashboard\]</code>", page)
+
+
+def test_older_jobs_are_left_out_and_counted(
+    home: Path, start: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page says how many. A job that is deleted while the page is read takes no other with it."""
+    for name in ("one", "two", "three"):
+        write_sample(home, Sample(name=name, state=JobState.COMPLETE, step=3))
+    dashboard = start()
+    dashboard.visitor()
+    assert "left out" not in dashboard.get("/costs").text
+    for module in (cost_view, overviews):
+        monkeypatch.setattr(module, "MOST_JOBS", 2)
+    page = dashboard.get("/costs").text
+    assert "Only the newest 2 jobs of each place are counted here; 1 older job is left out." in page
+    assert len(re.findall(r'data-label="Interruptions"', page)) == 2
+    monkeypatch.setattr(cost_view, "MOST_JOBS", 200)
+    cost = cost_view._cost
+
+    def deleted(reader: Any, one: Any, price_of: Any) -> Any:
+        if one.job.name == "two":
+            raise NotFoundError("there is no job two")
+        return cost(reader, one, price_of)
+
+    monkeypatch.setattr(cost_view, "_cost", deleted)
+    assert {one["job"] for one in dashboard.get("/costs.json").json()} == {"one", "three"}

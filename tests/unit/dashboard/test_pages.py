@@ -1,5 +1,6 @@
 """What the pages show of real folders of jobs, and that their documents are those of the commands."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from safepoint.dashboard.access.sessions import Role
+from safepoint.dashboard.pages import overviews
 from safepoint.jobs.local.history import History
 from safepoint.jobs.model.states import JobState
 from tests.support.commands import safepoint
@@ -231,3 +233,17 @@ def test_a_job_without_reports_has_a_page(home: Path, dashboard: Dashboard) -> N
     text = dashboard.get("/jobs/local/early").text
     assert "Is about to start." in text
     assert 'class="timeline"' not in text
+
+
+def test_a_folder_whose_server_does_not_answer(
+    samples: Path, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives up after a while. This is not the time limit of the page."""
+
+    def give_up(*arguments: Any, **options: Any) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/net/out")
+
+    monkeypatch.setattr(overviews, "read_rooms", give_up)
+    dashboard.visitor()
+    text = dashboard.get("/storage").text
+    assert "A file cannot be read: Connection timed out" in text

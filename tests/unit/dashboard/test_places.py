@@ -427,6 +427,8 @@ def test_what_the_pods_have_posted_about_interruptions(client: TestClient, clust
     assert re.search(r'data-label="Computed twice" class="num">8 m', text)
     assert re.search(r'data-label="Interruptions" class="num">3<', text)
     assert re.search(r'data-label="Until it trained again" class="num">—<', text)
+    assert re.search(r'<dt>Computed twice</dt><dd class="num">0.13', text)
+    assert re.search(r'<dt>Saved by Safepoint</dt><dd class="num">—<', text)  # a sum of nothing is not 0
     cluster.fields = {"progress": replace(posted, repeated_steps=None, attempt=0)}
     text = client.get("/costs").text
     assert re.search(r'data-label="Computed twice" class="num">—<', text)

@@ -13,6 +13,7 @@ from safepoint.dashboard.settings import bucket_sizes
 from safepoint.errors import AccessDeniedError, UsageError
 from safepoint.foundation import clock
 from safepoint.jobs.local.history import History
+from safepoint.jobs.model.states import JobState
 from safepoint.storage.object_store import ObjectStore
 from safepoint.storage.store import StoredObject
 from tests.support.job_values import job_spec
@@ -143,6 +144,47 @@ def test_what_is_stored_in_a_bucket(
     assert "30 h 00 m at the earliest" in text
     assert "40 % of 5.0 GB" in text
     assert "not known: the key is not valid" in text
+
+
+def test_many_locations(home: Path, start: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs of a location are counted, also those without a name here; one with a size is always listed."""
+    with History() as history:
+        for number in range(30):
+            output = "s3://models/team" if number < 25 else f"s3://models/{number}"
+            history.add(job_spec(f"job-{number}", output_dir=output, working_dir=str(home)), actor="test")
+    monkeypatch.setattr(room_view, "_MOST_BUCKETS", 3)
+    monkeypatch.setattr(room_view, "_opener", lambda places, key, jobs: Store().open)
+    dashboard = start(bucket_sizes={"s3://models/team": 5 * GB})
+    dashboard.visitor()
+    rooms = {one["location"]: one for one in dashboard.get("/storage.json").json()}
+    team = rooms["s3://models/team"]
+    assert (team["num_jobs"], len(team["jobs"]), team["jobs"][0]["name"]) == (25, 20, "job-24")
+    assert team["stored_bytes"] == 0
+    assert "and 21 more" in dashboard.get("/storage").text
+
+
+def test_a_full_bucket_needs_attention(
+    jobs: Path, start: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the jobs that write there, those that run or wait. It is counted without a visit to the page Storage."""
+    with History() as history:
+        history.add(job_spec("other", output_dir="s3://models/teams", working_dir=str(jobs)), actor="test")
+        history.become("two", JobState.COMPLETE, actor="test")
+    team = Store(*objects(5 * DAY_S, 10 * HOUR_S))
+    monkeypatch.setattr(room_view, "_opener", lambda places, key, jobs: team.open)
+
+    def page(size_bytes: int) -> str:
+        dashboard = start(bucket_sizes={"s3://models/team": size_bytes})
+        dashboard.visitor()
+        dashboard.get("/jobs")
+        usage = dashboard.client.app.state.context.usage  # pyright: ignore
+        assert usage._work.is_done(30 * PATIENCE)
+        return dashboard.get("/jobs?state=attention").text
+
+    full = page(2 * GB)
+    assert full.count("s3://models/team has no room for the next save") == 1
+    assert 'href="/jobs/local/one"' in full
+    assert "No job matches" in page(2 * GB + 1)
 
 
 def test_a_size_has_a_location_in_an_object_store() -> None:

@@ -151,7 +151,7 @@ def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
             sentence=f"The job is suspended, but its last attempt ended without a save; {step}. “Resume” continues "
             "from there, and repeats the steps after it.",
             document=document,
-            is_warning=True,
+            heading="Suspended without a save",
         )
     facts = facts_of(receipt) if isinstance(receipt, Mapping) else ()  # pyright: ignore[reportUnknownArgumentType]
     return Outcome(sentence=f"The job is {job.state}{why}.", document=document, facts=facts)
@@ -209,9 +209,8 @@ def _scale(jobs: JobPlace[Any], name: str, num_nodes: int) -> Outcome:
     remark = jobs.remark_on(job)
     sentence = f"The job has {plural(num_nodes, 'node')} now, and is {job.state}."
     return Outcome(
-        sentence=f"{sentence} {remark}" if remark else sentence,
+        sentence=f"{sentence} {remark[:1].upper()}{remark[1:]}." if remark else sentence,
         document=job_document(jobs, job),
-        is_warning=bool(remark),
     )
 
 

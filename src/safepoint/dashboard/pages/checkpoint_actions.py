@@ -96,7 +96,7 @@ def back_of_job(place: str, name: str) -> str:
 def checks_here(request: Request, back: str) -> dict[str, Check]:
     """The checks that this dashboard has made of checkpoints of a page, by the names of the checkpoints.
 
-    Only the last check of a checkpoint counts, and only if it found no fault.
+    Only the last check of a checkpoint counts, with what it has found.
     """
     found: dict[str, Check] = {}
     for work in context_of(request).works.done(back):
@@ -151,8 +151,8 @@ def _verify(inventory: Inventory, name: str) -> Outcome:
     document = verify_document(item, faults)
     if faults:
         facts = tuple((fault.file, fault.reason) for fault in faults[:50])
-        sentence = f"{item.where} is damaged: {plural(len(faults), 'fault')}. A resume uses an older checkpoint."
-        return Outcome(sentence=sentence, document=document, facts=facts, is_warning=True)
+        sentence = f"{item.where} is damaged: {plural(len(faults), 'fault')}. A resume does not use it."
+        return Outcome(sentence=sentence, document=document, facts=facts, heading="It is damaged")
     return Outcome(
         sentence=f"{item.where} is complete: all {plural(item.num_files, 'file')} were read and match their digests.",
         document=document,
@@ -192,7 +192,7 @@ def _delete(inventory: Inventory, name: str) -> Outcome:
     found = remove(inventory, [item])
     if found.failed or found.kept:
         reason = found.failed[0][1] if found.failed else "a process reads it, or a later release wrote it"
-        return Outcome(sentence=f"{item.where} was not deleted: {reason}.", is_warning=True)
+        return Outcome(sentence=f"{item.where} was not deleted: {reason}.", heading="It was not done")
     return Outcome(sentence=f"{item.where} is deleted.", document={"deleted": [item.where]})
 
 

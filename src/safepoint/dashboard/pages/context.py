@@ -84,14 +84,16 @@ async def in_thread(request: Request, task: Callable[[], _T]) -> _T:
             return await asyncio.to_thread(task)
 
     reading = asyncio.ensure_future(read())
-    try:
-        return await asyncio.wait_for(asyncio.shield(reading), _READ_WITHIN_S)
-    except TimeoutError:
-        reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+    # Without this call, asyncio logs the error of a read that ends later.
+    reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
+    if not reading.done():
         raise WaitTimeoutError(
             f"this page was not read within {_READ_WITHIN_S:g} s; a folder may be large, or a server may not answer",
             hint="load the page again later, or use the command for the same",
-        ) from None
+        )
+    try:
+        return reading.result()
     except OSError as error:
         where = str(error.filename or "a file")[:_LONGEST_PATH]
         raise StorageError(f"{where} cannot be read: {error.strerror or error}", hint="check the path") from error

@@ -12,6 +12,7 @@ from safepoint.answers.job_documents import document_of, safe_step
 from safepoint.dashboard.pages.context import Context, context_of, in_thread
 from safepoint.dashboard.reading.job_list import Choice, Group, JobList, Order, read_list
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
+from safepoint.dashboard.reading.room_view import without_room
 from safepoint.dashboard.rendering import json_response, respond
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.presentation.drawings import sparkline
@@ -55,7 +56,8 @@ async def jobs(request: Request) -> Response:
 
 
 def _page(context: Context, choice: Choice) -> tuple[JobList, list[dict[str, Any]]]:
-    found = read_list(context.places, choice)
+    problems = without_room(context.places, context.usage, sizes=context.settings.bucket_sizes)
+    found = read_list(context.places, choice, problems=problems)
     return found, [_row(reader, one) for reader, one in found.rows]
 
 

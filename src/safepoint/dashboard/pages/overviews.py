@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from safepoint.dashboard.pages.context import context_of, in_thread
-from safepoint.dashboard.reading.cost_view import hours, read_costs
+from safepoint.dashboard.reading.cost_view import MOST_JOBS, hours, read_costs
 from safepoint.dashboard.reading.room_view import read_rooms
 from safepoint.dashboard.rendering import respond
 
@@ -27,11 +27,11 @@ async def costs(request: Request) -> Response:
     """The hours and the money of jobs: what they held, lost, and did not lose; separately, the time in queues."""
     context = context_of(request)
     settings = context.settings
-    found = await in_thread(request, lambda: read_costs(context.places, price_of=settings.price_of))
+    found, num_older = await in_thread(request, lambda: read_costs(context.places, price_of=settings.price_of))
     units = sorted({cost.unit for cost in found}, reverse=True)
     totals = {
         unit: {
-            name: hours(sum(getattr(cost, f"{name}_s") or 0.0 for cost in found if cost.unit == unit))
+            name: _sum_of_hours([getattr(cost, f"{name}_s") for cost in found if cost.unit == unit])
             for name in ("held", "lost", "down", "saved", "waited")
         }
         for unit in units
@@ -41,10 +41,18 @@ async def costs(request: Request) -> Response:
         "costs.html",
         [{"place": cost.listed.place, **cost.document} for cost in found],
         costs=found,
+        num_older=num_older,
+        most_jobs=MOST_JOBS,
         totals=totals,
         prices={unit: settings.price_of(unit) for unit in units},
         hours=hours,
     )
+
+
+def _sum_of_hours(seconds: list[float | None]) -> float | None:
+    """The known times together, in hours; None if none is known."""
+    known = [one for one in seconds if one is not None]
+    return hours(sum(known)) if known else None
 
 
 routes = [Route("/storage", storage), Route("/costs", costs)]

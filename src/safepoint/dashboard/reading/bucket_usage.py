@@ -21,6 +21,8 @@ _FRESH_S = 30.0
 _BUSY_SHARE = 100
 _LIST_WITHIN_S = 60.0
 _MOST_OBJECTS = 100_000
+_MOST_KEPT = 64
+"""Of how many locations the usage stays in memory: of those that were listed last."""
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 OpenStore = Callable[[], Store]
 """Opens the store of a location; called on the thread that lists it."""
@@ -64,11 +66,10 @@ class BucketUsage:
         """What is known of these locations. Those that are not known, or no longer fresh, are listed on a thread.
 
         Args:
-            wanted: the locations. What is known of others is dropped.
+            wanted: the locations.
             wait_s: how long to wait if a location is not known yet.
         """
         with self._lock:
-            self._found = {location: found for location, found in self._found.items() if location in wanted}
             now_s, was_idle = clock.monotonic_s(), not self._pending
             for location, open_store in wanted.items():
                 if location not in self._found or self._found[location][0] < now_s:
@@ -91,7 +92,10 @@ class BucketUsage:
             ended_s = clock.monotonic_s()
             with self._lock:
                 again_s = ended_s + max(_FRESH_S, _BUSY_SHARE * (ended_s - begun_s))
+                self._found.pop(location, None)
                 self._found[location] = (again_s, found)
+                if len(self._found) > _MOST_KEPT:
+                    del self._found[next(iter(self._found))]
                 del self._pending[location]
                 is_done = not self._pending
             self._changed()

@@ -1,18 +1,20 @@
 """For each job, the hours in which it held its slots, did work again, and waited; and what these hours cost."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from safepoint.answers.costs import cost_document, held_s, history_of, waited_s
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
-from safepoint.errors import SafepointError
+from safepoint.errors import NotFoundError, SafepointError
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.model.records import AttemptRecord
 from safepoint.planning.costs import HOUR_S, JobHistory
 from safepoint.progress.record import Progress
 
-_MOST_JOBS = 200
+MOST_JOBS = 200
+"""Of each place, so many of the newest jobs are counted."""
 _MOST_LOST_S = 1e12
 _INTERVAL_S = 3600.0
 """The policy that Safepoint is compared with: a save in each hour, and none on SIGTERM."""
@@ -50,21 +52,25 @@ class JobCost:
     document: dict[str, Any]
 
 
-def read_costs(places: Places, *, price_of: Callable[[str], float]) -> list[JobCost]:
-    """The costs of the newest jobs, most expensive first.
+def read_costs(places: Places, *, price_of: Callable[[str], float]) -> tuple[list[JobCost], int]:
+    """The costs of the newest jobs, those that held their slots longest first; and how many older jobs are left out.
 
     Args:
         places: where the jobs are.
         price_of: returns the price of one slot for an hour, for a kind of slot; 0 if it is not known.
     """
     found: list[JobCost] = []
+    num_older = 0
     for reader in places.readers.values():
-        listed = sorted(reader.read().jobs.values(), key=lambda one: one.job.created, reverse=True)[:_MOST_JOBS]
+        listed = sorted(reader.read().jobs.values(), key=lambda one: one.job.created, reverse=True)
+        num_older += max(0, len(listed) - MOST_JOBS)
         try:
-            found += [_cost(reader, one, price_of) for one in listed]
+            for one in listed[:MOST_JOBS]:
+                with contextlib.suppress(NotFoundError):  # it was deleted meanwhile
+                    found.append(_cost(reader, one, price_of))
         except SafepointError:
             continue  # the list of jobs shows why
-    return sorted(found, key=lambda cost: cost.held_s, reverse=True)
+    return sorted(found, key=lambda cost: cost.held_s, reverse=True), num_older
 
 
 def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float]) -> JobCost:
@@ -100,10 +106,9 @@ def _as_posted(cost: JobCost, progress: Progress | None) -> JobCost:
     repeated.
     """
     steps = None if progress is None else progress.repeated_steps
-    lost_s = 0.0 if steps == 0 else None
-    if progress is not None and steps and progress.step_s is not None:
-        lost_s = steps * (progress.step_s + progress.pause_s)
-        lost_s = lost_s if lost_s < _MOST_LOST_S else None  # the pods post any numbers
+    lost_s = 0.0 if steps == 0 else None if progress is None or steps is None else progress.time_of(steps)
+    if lost_s is not None and lost_s >= _MOST_LOST_S:  # the pods post any numbers
+        lost_s = None
     num_starts = 0 if progress is None else progress.attempt
     document = {
         **cost.document,

@@ -2,7 +2,8 @@
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader, Places
@@ -95,15 +96,28 @@ class JobList:
     is_empty: bool
 
 
-def read_list(places: Places, choice: Choice, *, page_size: int | None = PAGE_SIZE) -> JobList:
-    """The jobs that a visitor has chosen. If `page_size` is None, one page has all of them."""
+def read_list(
+    places: Places,
+    choice: Choice,
+    *,
+    page_size: int | None = PAGE_SIZE,
+    problems: Mapping[str, str] = MappingProxyType({}),
+) -> JobList:
+    """The jobs that a visitor has chosen.
+
+    Args:
+        places: where the jobs are.
+        choice: what the visitor has chosen.
+        page_size: how many jobs a page has; None if one page has all of them.
+        problems: the key of a job → a further reason why it needs attention.
+    """
     failures: list[tuple[str, str]] = []
     everything: list[tuple[PlaceReader, ListedJob]] = []
     for reader in places.readers.values():
         found = reader.read()
         if found.failure:
             failures.append((reader.title, found.failure))
-        everything += [(reader, one) for one in found.jobs.values()]
+        everything += [(reader, _with_problem(one, problems.get(one.key))) for one in found.jobs.values()]
     words = choice.query.lower().split()
     matching = [
         (reader, one)
@@ -130,6 +144,10 @@ def read_list(places: Places, choice: Choice, *, page_size: int | None = PAGE_SI
         failures=tuple(failures),
         is_empty=not everything,
     )
+
+
+def _with_problem(one: ListedJob, problem: str | None) -> ListedJob:
+    return one if problem is None else replace(one, attention=one.attention.with_problem(problem))
 
 
 def _has(one: ListedJob, words: Sequence[str]) -> bool:

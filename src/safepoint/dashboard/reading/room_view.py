@@ -3,7 +3,7 @@
 import contextlib
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from safepoint.storage.opening import open_store
 _LOOK_S = 0.5
 """Folders that are not read within this time, because a server does not answer, are shown without sizes."""
 _MOST_FOLDERS = 100
+_MOST_NAMES = 20
+"""Of so many jobs a location has the names."""
 _MOST_BUCKETS = 20
 """Of so many locations in object stores the objects are listed."""
 _Key = tuple[str, str]
@@ -35,7 +37,8 @@ class PlaceRoom:
 
     Args:
         location: the folder or the address of the object store.
-        jobs: the place and the name of each job that writes there, newest first.
+        jobs: the place and the name of the newest jobs that write there, newest first.
+        num_jobs: how many jobs write there.
         free_bytes: how much may still be written; None if it is not known, as for an object store without a size.
         used_share: how full the disk is, from 0 to 1; for an object store, the share of its size; None if it is not
             known.
@@ -56,6 +59,7 @@ class PlaceRoom:
 
     location: str
     jobs: tuple[tuple[str, str], ...]
+    num_jobs: int
     free_bytes: int | None = None
     used_share: float | None = None
     save_bytes: int | None = None
@@ -75,6 +79,7 @@ class PlaceRoom:
         return {
             "location": self.location,
             "jobs": [{"place": place, "name": name} for place, name in self.jobs],
+            "num_jobs": self.num_jobs,
             "free_bytes": self.free_bytes,
             "used_share": self.used_share,
             "stored_bytes": self.stored_bytes,
@@ -100,23 +105,14 @@ def read_rooms(
         sizes: locations in object stores, each with how many bytes may be stored below it. They are listed, too.
         wait_s: how long to wait for the listing of an object store.
     """
-    found: dict[_Key, list[ListedJob]] = {}
-    for reader in places.readers.values():
-        listed = list(reader.read().jobs.values())
-        try:
-            outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))
-        except SafepointError:
-            continue  # the list of jobs shows why
-        for one, output in zip(listed, outputs, strict=True):
-            if output is not None:
-                found.setdefault(("" if reader.is_local else reader.key, output), []).append(one)
+    found = _by_location(places, lambda one: True)
     shown = dict(list(found.items())[-_MOST_FOLDERS:])
     for location in sizes:
-        below = [jobs for (_, output), jobs in found.items() if f"{output}/".startswith(f"{location}/")]
-        shown[("", location)] = [one for jobs in below for one in jobs]
+        shown.pop(("", location), None)  # so that it is among the newest, of which the objects are listed
+        shown[("", location)] = _below(found, location)
     openers = {key: open_store for key, jobs in shown.items() if (open_store := _opener(places, key, jobs))}
     openers = dict(list(openers.items())[-_MOST_BUCKETS:])
-    stored = usage.look({"|".join(key): open_store for key, open_store in openers.items()}, wait_s=wait_s)
+    stored = usage.look({_name(key): open_store for key, open_store in openers.items()}, wait_s=wait_s)
     measured = _measured([location for place, location in shown if not place and ("", location) not in openers])
     rooms: list[PlaceRoom] = []
     for (place, location), jobs in shown.items():
@@ -124,9 +120,67 @@ def read_rooms(
         if _is_remote(location):
             size_bytes = None if place else sizes.get(location)
             is_listed = (place, location) in openers
-            room = _of_bucket(room, stored.get(f"{place}|{location}"), size_bytes, is_listed=is_listed)
+            room = _of_bucket(room, stored.get(_name((place, location))), size_bytes, is_listed=is_listed)
         rooms.append(room)
     return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0))
+
+
+def without_room(places: Places, usage: BucketUsage, *, sizes: Mapping[str, int]) -> dict[str, str]:
+    """The active jobs whose next save does not fit into an object store of a configured size, as far as is known.
+
+    Args:
+        places: where the jobs are.
+        usage: lists what is stored, later, if it is not known.
+        sizes: see `read_rooms`.
+
+    Returns:
+        The key of each such job → why it needs attention.
+    """
+    if not sizes:
+        return {}
+    found = _by_location(places, lambda one: one.job.state.is_active)
+    of_size = {("", location): jobs for location in sizes if (jobs := _below(found, location))}
+    openers = {key: open_store for key, jobs in of_size.items() if (open_store := _opener(places, key, jobs))}
+    stored = usage.look({_name(key): open_store for key, open_store in openers.items()})
+    reasons: dict[str, str] = {}
+    for key, jobs in of_size.items():
+        known, location = stored.get(_name(key)), key[1]
+        if known is None or known.failure:
+            continue
+        for one in jobs:
+            save_bytes = None if one.progress is None else one.progress.saves.last_bytes
+            if _is_full(sizes[location] - known.stored_bytes, save_bytes):
+                reasons[one.key] = f"{location} has no room for the next save"
+    return reasons
+
+
+def _is_full(free_bytes: int, save_bytes: int | None) -> bool:
+    """Whether the next save does not fit."""
+    return free_bytes < max(1, save_bytes or 0)
+
+
+def _by_location(places: Places, is_wanted: Callable[[ListedJob], bool]) -> dict[_Key, list[ListedJob]]:
+    found: dict[_Key, list[ListedJob]] = {}
+    for reader in places.readers.values():
+        listed = [one for one in reader.read().jobs.values() if is_wanted(one)]
+        try:
+            outputs = reader.call(lambda jobs, listed=listed: _outputs(jobs, listed))
+        except SafepointError:
+            continue  # the list of jobs shows why
+        for one, output in zip(listed, outputs, strict=True):
+            if output is not None:
+                found.setdefault(("" if reader.is_local else reader.key, output), []).append(one)
+    return found
+
+
+def _below(found: Mapping[_Key, list[ListedJob]], location: str) -> list[ListedJob]:
+    """The jobs whose output is in a location."""
+    below = [jobs for (_, output), jobs in found.items() if f"{output}/".startswith(f"{location}/")]
+    return [one for jobs in below for one in jobs]
+
+
+def _name(key: _Key) -> str:
+    return "|".join(key)
 
 
 def _is_remote(location: str) -> bool:
@@ -175,7 +229,7 @@ def _of_bucket(room: PlaceRoom, usage: Usage | None, size_bytes: int | None, *, 
         free_bytes=None if usage.is_part and free_bytes else free_bytes,
         used_share=min(1.0, usage.stored_bytes / size_bytes) if size_bytes else 1.0,
         remaining_s=free_bytes / growth if growth else None,
-        is_low=free_bytes < max(1, room.save_bytes or 0),
+        is_low=_is_full(free_bytes, room.save_bytes),
     )
 
 
@@ -209,7 +263,8 @@ def _room(
     growth = free_bytes / remaining_s if remaining_s and free_bytes is not None else math.inf
     return PlaceRoom(
         location=location,
-        jobs=tuple((one.place, one.job.name) for one in reversed(jobs))[:20],
+        jobs=tuple((one.place, one.job.name) for one in jobs[: -_MOST_NAMES - 1 : -1]),
+        num_jobs=len(jobs),
         free_bytes=free_bytes,
         used_share=share,
         save_bytes=None if newest is None else newest.saves.last_bytes,

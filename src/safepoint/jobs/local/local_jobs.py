@@ -190,7 +190,7 @@ class LocalJobs:
             shutil.rmtree(new, ignore_errors=True)
             raise
         try:
-            start_supervisor(spec.name)
+            start_supervisor(spec.name, is_new=True)
         except BaseException:
             self._remove(spec.name)
             raise

@@ -23,14 +23,18 @@ _WITHIN_S = 15.0
 _log = logging.getLogger("safepoint")
 
 
-def start_supervisor(name: str) -> None:
+def start_supervisor(name: str, *, is_new: bool = False) -> None:
     """Start the supervisor of a job, and wait until it holds the job's lock.
+
+    Args:
+        name: the job.
+        is_new: whether the caller is submitting the job, and deletes it if an error is raised.
 
     Raises:
         SafepointError: the supervisor ended at once, or did not acquire the lock in time.
         OSError: the process cannot be started.
     """
-    _wait_for(name, _spawn(name), clock.monotonic_s() + _WITHIN_S)
+    _wait_for(name, _spawn(name), clock.monotonic_s() + _WITHIN_S, is_new=is_new)
 
 
 def start_missing_supervisors(
@@ -84,7 +88,7 @@ def _spawn(name: str) -> "subprocess.Popen[bytes]":
     return process
 
 
-def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) -> None:
+def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float, *, is_new: bool = False) -> None:
     log = job_folder(name) / "supervisor.log"
     while not is_locked(supervisor_lock(name)):
         if process.returncode is not None:
@@ -93,8 +97,13 @@ def _wait_for(name: str, process: "subprocess.Popen[bytes]", deadline_s: float) 
                 return
             raise SafepointError(f"the supervisor of job {name} did not start", hint=f"see {log}")
         if clock.monotonic_s() >= deadline_s:
+            late = f"did not start within {_WITHIN_S:g} s, perhaps because this machine is busy"
+            why = f"the supervisor of job {name} {late}"
+            if is_new:
+                raise SafepointError(f"{why}; the job was not submitted", hint="submit it again later")
             raise SafepointError(
-                f"the supervisor of job {name} did not start within {_WITHIN_S:g} s", hint=f"see {log}"
+                f"{why}; it is still starting, and the job may start later",
+                hint=f"wait a minute, and look with `safepoint status {name}`; if the job has not started, see {log}",
             )
         clock.sleep(0.02)
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from safepoint.errors import SafepointError
 from safepoint.foundation.files import is_locked, read_lock_owner
 from safepoint.foundation.processes import JOB_VARIABLE, identify, processes_of
+from safepoint.jobs.local import supervisor_start
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder, supervisor_lock
@@ -177,6 +179,20 @@ def test_one_that_ends_at_once_is_an_error_that_says_where_to_look(
     monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(SafepointError, match=r"supervisor of job a did not start.*supervisor\.log"):
         start_supervisor("a")
+
+
+def test_one_that_is_late_may_still_start(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what becomes of the job: a resume may still succeed, and a submission is undone."""
+    monkeypatch.setattr(supervisor_start, "_spawn", lambda name: SimpleNamespace(returncode=None))
+    monkeypatch.setattr(supervisor_start, "_WITHIN_S", 0.1)
+    with LocalJobs() as jobs, pytest.raises(SafepointError, match=r"within 0\.1 s.*; the job was not submitted"):
+        jobs.submit(job_spec("b"))
+    assert history.find("b") is None
+    history.add(never("a"), actor="me")
+    with pytest.raises(SafepointError, match=r"within 0\.1 s.*still starting, and the job may start later") as late:
+        start_supervisor("a")
+    assert "`safepoint status a`" in str(late.value)
+    assert "supervisor.log" in str(late.value)
 
 
 def test_a_job_of_a_job_is_not_a_process_of_it(

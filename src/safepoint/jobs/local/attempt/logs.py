@@ -2,10 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
+from safepoint.errors import StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.jobs.model.job_place import LogLine
@@ -29,7 +31,7 @@ class _Tail:
 
     def skip_to_last(self, last_bytes: int) -> None:
         """Begin with the first line that begins in the last `last_bytes` bytes."""
-        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
+        with contextlib.suppress(FileNotFoundError), _opened(self.path) as stream:
             self.offset = max(0, stream.seek(0, os.SEEK_END) - last_bytes)
             if self.offset:
                 stream.seek(self.offset - 1)
@@ -37,7 +39,7 @@ class _Tail:
 
     def lines(self) -> Iterator[LogLine]:
         """New complete lines; none if the job was deleted. A line that is too long is split into several."""
-        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as stream:
+        with contextlib.suppress(FileNotFoundError), _opened(self.path) as stream:
             stream.seek(self.offset)
             for chunk in iter(lambda: stream.read(1 << 20), b""):
                 self.offset += len(chunk)
@@ -55,6 +57,21 @@ class _Tail:
 
     def _line(self, line: bytes) -> LogLine:
         return LogLine(source=self.source, text=line.decode(errors="replace").rstrip("\r"))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[BinaryIO]:
+    try:
+        stream = open_regular(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"the output {path} cannot be read: {error.strerror or error}; nothing more was read",
+            hint="see what is at this path: the job may have replaced the file",
+        ) from error
+    with stream:
+        yield stream
 
 
 def read_logs(
@@ -80,7 +97,7 @@ def read_logs(
             beginning of the file.
 
     Raises:
-        OSError: an output cannot be read, or is a link or a pipe.
+        StorageError: an output cannot be read, or is a link or a pipe.
     """
     tails: dict[Path, _Tail] = {}
     while True:
