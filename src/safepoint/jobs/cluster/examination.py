@@ -71,6 +71,9 @@ _OF_PLACES = (
     ),
 )
 """The right that is needed if the cluster has Kueue's visibility server."""
+_METRICS = "metrics.k8s.io"
+_OF_METRICS = ((f"pods.{_METRICS}", "", ("list",), "`status` does not show the memory that the pods of a job use"),)
+"""The right that is needed if the cluster has a metrics server."""
 _PROGRAMS = (
     (
         "Trainer",
@@ -96,7 +99,8 @@ def examine_cluster(api: ClusterApi) -> list[Finding]:
     found += [_program(api, *program, groups) for program in _PROGRAMS]
     of_queues = _OF_QUEUES if "kueue.x-k8s.io" in groups else ()
     of_places = _OF_PLACES if _VISIBILITY in groups else ()
-    found += _rights(api, [*_NEEDED, *of_queues, *of_places])
+    of_metrics = _OF_METRICS if _METRICS in groups else ()
+    found += _rights(api, [*_NEEDED, *of_queues, *of_places, *of_metrics])
     if "trainer.kubeflow.org" in groups:
         found.append(_runtimes(api))
     found.append(_storage(api))

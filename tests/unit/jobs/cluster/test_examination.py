@@ -9,7 +9,14 @@ import pytest
 from safepoint.doctor.finding import Status
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.connection import connect_to
-from safepoint.jobs.cluster.examination import _NEEDED, _OF_PLACES, _OF_QUEUES, _runtimes, examine_cluster
+from safepoint.jobs.cluster.examination import (
+    _NEEDED,
+    _OF_METRICS,
+    _OF_PLACES,
+    _OF_QUEUES,
+    _runtimes,
+    examine_cluster,
+)
 from tests.support.cluster.roles import documented_roles
 from tests.support.cluster.workspace import runtime
 from tests.unit.jobs.cluster.test_connection import kubeconfig
@@ -21,7 +28,7 @@ def test_the_roles_of_the_documentation_have_what_is_checked(kind: str, tmp_path
     with ClusterApi(connect_to("x", file=kubeconfig(tmp_path, "x"))) as api:
         needed = {
             (api.group_of(what), api.resource_of(what) + (f"/{part}" if part else ""), verb)
-            for what, part, verbs, _ in (*_NEEDED, *_OF_QUEUES, *_OF_PLACES)
+            for what, part, verbs, _ in (*_NEEDED, *_OF_QUEUES, *_OF_PLACES, *_OF_METRICS)
             for verb in verbs
             if api.is_of_cluster(what) == (kind == "ClusterRole")
         }
