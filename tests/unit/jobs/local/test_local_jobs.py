@@ -49,7 +49,7 @@ def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def supervisors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs for which one would have been started; none is."""
     started: list[str] = []
-    monkeypatch.setattr(local_jobs, "start_supervisor", started.append)
+    monkeypatch.setattr(local_jobs, "start_supervisor", lambda name, **_: started.append(name))
     monkeypatch.setattr(local_jobs, "start_missing_supervisors", lambda history, **_: [])
     return started
 
@@ -198,7 +198,7 @@ class TestSubmitting:
     ) -> None:
         """The caller sees the reason, and may submit again."""
 
-        def fail(name: str) -> None:
+        def fail(name: str, **_: object) -> None:
             raise OSError("no more processes")
 
         with monkeypatch.context() as patch:
