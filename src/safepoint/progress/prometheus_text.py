@@ -92,6 +92,7 @@ def _metrics(family: str, text: str, metrics: Mapping[str, float | None]) -> Ite
 def _space(places: Sequence[SpaceRecord]) -> Iterator[str]:
     families: list[tuple[str, str, list[_Value]]] = [
         ("space_free_bytes", "Bytes that may still be written to a folder.", [one.free_bytes for one in places]),
+        ("space_size_bytes", "Bytes that a folder can hold.", [one.size_bytes for one in places]),
         ("space_needed_bytes", "Bytes that have to be free for the next save.", [one.needed_bytes for one in places]),
         ("space_free_inodes", "Files that may still be created in a folder.", [one.free_inodes for one in places]),
         ("space_saves_left", "Saves that still fit into a folder.", [one.saves_left for one in places]),

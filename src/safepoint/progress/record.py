@@ -23,6 +23,8 @@ VERSION = 1
 PROGRESS_NAME = "progress.json"
 SPACE_NAME = "space.json"
 """The file in which the launcher records the free space of the folders of its node, for the first rank."""
+OUTPUT_FOLDER = "output folder"
+"""The `place` of a folder that is the output location, and not one from which checkpoints are uploaded."""
 _MAX_BYTES = 1 << 20
 _MOST = (1 << 63) - 1
 _Kind = TypeVar("_Kind")
@@ -84,7 +86,7 @@ class SpaceRecord:
     """The free space of one folder that the launcher of the first rank watches.
 
     Args:
-        place: `output folder`, `local folder` or `temporary folder`.
+        place: `OUTPUT_FOLDER`, `local folder` or `temporary folder`.
         path: the path of the folder.
         limit: what limits the free space: `disk`, `inodes`, `eviction` or `size_limit`.
         free_bytes: how much may still be written.
@@ -95,6 +97,7 @@ class SpaceRecord:
         remaining_s: seconds until a save does not fit; None if all saves fit, or if the time is not known.
         num_deletable: how many checkpoints may be deleted when a save does not fit.
         is_low: whether the launcher has warned.
+        size_bytes: how much could be written if nothing were stored there; None if it is not known.
     """
 
     place: str
@@ -108,6 +111,7 @@ class SpaceRecord:
     remaining_s: float | None = None
     num_deletable: int = 0
     is_low: bool = False
+    size_bytes: int | None = None
 
     def to_document(self) -> dict[str, Any]:
         """The record as a JSON object."""
@@ -396,6 +400,7 @@ _SPACE_FIELDS: dict[str, Callable[[Any], Any]] = {
     "remaining_s": _number,
     "num_deletable": _count,
     "is_low": _truth,
+    "size_bytes": _count,
 }
 
 

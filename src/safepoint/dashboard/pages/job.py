@@ -17,6 +17,7 @@ from safepoint.answers.job_documents import (
 from safepoint.dashboard.pages.context import context_of, in_thread, visitor_of
 from safepoint.dashboard.reading.job_view import MOST_RANKS, metric_columns, read_job
 from safepoint.dashboard.reading.places import PlaceReader
+from safepoint.dashboard.reading.room_view import without_room
 from safepoint.dashboard.rendering import Refusal, json_response, respond, sentence_of_error
 from safepoint.errors import NotFoundError
 from safepoint.foundation import clock
@@ -46,9 +47,13 @@ def place_and_name(request: Request) -> tuple[PlaceReader, str]:
 
 async def job(request: Request) -> Response:
     """A job; as JSON, what `safepoint status --json` prints."""
-    reader, name = place_and_name(request)
+    context, (reader, name) = context_of(request), place_and_name(request)
     view = await in_thread(request, lambda: read_job(reader, name))
     one = view.listed
+    problems = await in_thread(
+        request, lambda: without_room(context.places, context.usage, sizes=context.settings.bucket_sizes)
+    )
+    problem = problems.get(one.key)
     document = status_document(one.job, view.progress, view.output, view.attempts, view.details)
     return await respond(
         request,
@@ -57,6 +62,7 @@ async def job(request: Request) -> Response:
         view=view,
         job=one.job,
         progress=view.progress,
+        attention=one.attention if problem is None else one.attention.with_problem(problem),
         reader=reader,
         tone=TONES[one.job.state],
         safe_step=safe_step(one.job, view.progress),
@@ -64,7 +70,7 @@ async def job(request: Request) -> Response:
         num_events=len(view.events),
         most_ranks=MOST_RANKS,
         most_curves=MOST_CURVES,
-        works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
+        works=context.works.running(f"/jobs/{reader.key}/{name}"),
     )
 
 

@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from safepoint.dashboard.pages.context import context_of, in_thread
 from safepoint.dashboard.reading.cost_view import MOST_JOBS, hours, read_costs
-from safepoint.dashboard.reading.room_view import read_rooms
+from safepoint.dashboard.reading.room_view import MOST_FOLDERS, read_rooms
 from safepoint.dashboard.rendering import respond
 
 _LIST_WITHIN_S = 5.0
@@ -19,8 +19,17 @@ async def storage(request: Request) -> Response:
     """
     context, wait_s = context_of(request), _LIST_WITHIN_S if request.state.wants_json else 0.0
     sizes = context.settings.bucket_sizes
-    rooms = await in_thread(request, lambda: read_rooms(context.places, context.usage, sizes=sizes, wait_s=wait_s))
-    return await respond(request, "storage.html", [room.to_document() for room in rooms], rooms=rooms)
+    rooms, num_older = await in_thread(
+        request, lambda: read_rooms(context.places, context.usage, sizes=sizes, wait_s=wait_s)
+    )
+    return await respond(
+        request,
+        "storage.html",
+        [room.to_document() for room in rooms],
+        rooms=rooms,
+        num_older=num_older,
+        most_folders=MOST_FOLDERS,
+    )
 
 
 async def costs(request: Request) -> Response:

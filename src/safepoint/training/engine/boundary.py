@@ -19,7 +19,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.events.run_events import AttemptStarted, RankStarted, StopRequested
 from safepoint.foundation.events.start_events import Phase
-from safepoint.progress.record import State
+from safepoint.progress.record import OUTPUT_FOLDER, State
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
@@ -144,7 +144,7 @@ class Boundary:
         limit, _ = self._loop.retention()
         return WatchedFolder(
             folder=str(setup.output.root.absolute()),
-            place="output folder" if setup.location is None else "local folder",
+            place=OUTPUT_FOLDER if setup.location is None else "local folder",
             run_id=setup.start.attempt.run_id,
             keep=self._context.settings.keep,
             limit=limit,

@@ -225,6 +225,7 @@ class FolderWatch:
             remaining_s=found.remaining_s,
             num_deletable=self._watched.num_deletable(usage),
             is_low=self._alarm.is_low,
+            size_bytes=room.size_bytes,
         )
         if change is Change.LOW:
             self._report(_low(self.record, self._bytes.per_s))
@@ -242,7 +243,8 @@ def _order(found: Forecast) -> tuple[float, float]:
 
 
 def _low(found: SpaceRecord, growth_per_s: float) -> SpaceLow:
-    values = {one.name: getattr(found, one.name) for one in dataclasses.fields(found) if one.name != "is_low"}
+    names = {one.name for one in dataclasses.fields(found)} - {"is_low", "size_bytes"}
+    values = {name: getattr(found, name) for name in names}
     return SpaceLow(**values, growth_bytes_per_s=round(growth_per_s, 3))
 
 
