@@ -260,7 +260,7 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run uses "
             f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}. This change needs a copy of the "
-            f"checkpoint in DeepSpeed's universal layout, and the copy is not possible: {reason}; training was not "
+            f"checkpoint in DeepSpeed's universal layout. Such a copy cannot be used: {reason}; training was not "
             "started",
             hint=_HINT,
         )
