@@ -50,7 +50,11 @@ def spec_of(
         options: the options that have an effect on a cluster only.
         settings: the options of the run.
         given: the names of the options that are set, even if to the default value; see `given_options`.
-        name: see `ClusterSpec`, which also describes the arguments after this one.
+        ranks: the number of ranks in each pod, or `auto`, `cpu` or `gpu`.
+        cpu: CPU cores of each pod.
+        gpu: GPUs of each pod.
+
+    `ClusterSpec` describes the other arguments.
 
     Raises:
         UsageError: the script or the folder of `--code` cannot be read, or an option is invalid.
@@ -103,7 +107,8 @@ def zip_of(folder: Path) -> bytes:
     The same files give the same bytes.
 
     Raises:
-        UsageError: `folder` is not a folder, a file in it cannot be read, or a link in it leads out of it.
+        UsageError: `folder` is not a folder, or its files are too large together; or one of the files cannot be read,
+            has a name that cannot be printed, or is a link to a file outside of the folder.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -134,8 +139,8 @@ def zip_of(folder: Path) -> bytes:
 def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[bytes, bool]:
     """The content of a file of the folder, and whether it is a program.
 
-    The check whether the file is inside the folder uses the opened file, because another user may replace the path by
-    a link after an earlier check.
+    The file is opened first, and then checked: it must be inside the folder. If the path were checked first, another
+    user could replace it by a link before it is opened.
     """
     try:
         descriptor = os.open(folder / inner, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -192,7 +197,7 @@ def _print_objects(objects: list[Object], *, as_json: bool) -> None:
         {**item, "stringData": dict.fromkeys(item["stringData"], "…")} if "stringData" in item else item
         for item in objects
     ]
-    # The objects are last, so that the output can still be applied.
+    # These lines are comments of YAML, so the output stays valid YAML.
     for text in planned_in(read_record(texts(objects[-1], "metadata", "annotations").get(RECORD))):
         typer.echo(f"# {printable(text)}")
     typer.echo("---\n".join(yaml.safe_dump(item, sort_keys=False) for item in shown).rstrip())

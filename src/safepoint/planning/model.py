@@ -175,8 +175,8 @@ def _of_folder(folder: Path) -> ModelShape:
     if config is None and (not files or os.path.lexists(folder / "adapter_config.json")):
         raise UsageError(
             f"{folder} holds no model: there is no config.json; nothing was computed",
-            hint="pass the folder of a model (for an adapter, that of its base model), or --params with the "
-            "number of parameters, such as 8B",
+            hint="pass the folder of a model, or --params with the number of parameters, such as 8B; for an adapter, "
+            "pass the folder of its base model",
         )
     name = folder.absolute().name
     if not files:

@@ -157,10 +157,10 @@ class TransformersTrainer(types.CustomTrainer):
         on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
         resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
             the path of a checkpoint. With `never`, all checkpoints in the output folder are moved aside. With a path,
-            newer checkpoints there are moved aside; all checkpoints, if the path is that of a checkpoint of Safepoint
-            in another folder. With `s3://`, `never` and a path are refused if the location already holds checkpoints.
-            One exception: the path may name a checkpoint of another program in the store, if Safepoint has saved no
-            newer one there.
+            newer checkpoints in the output folder are moved aside. If the path names a checkpoint of Safepoint in
+            another folder, all checkpoints in the output folder are moved aside. With `s3://`, `never` and a path are
+            refused if the location already holds checkpoints. One exception: the path may name a checkpoint in the
+            store that another program wrote, if the store holds no newer checkpoint of Safepoint.
         from_scratch: on the first start of a job, begin a new run at step 0, and move the checkpoints in the output
             folder aside. With `s3://`, the start is refused if the location already holds checkpoints.
         allow_batch_change: resume even if the number of samples per step differs from that of the checkpoint.

@@ -446,7 +446,7 @@ class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
 
 
 class UploadUnfinished(Event, is_warning=True):
-    """The run has ended before everything that it had to upload was in the object store.
+    """The run has ended, and some of the files that it had to upload are not in the object store.
 
     With `newest_only`, the run had to upload the newest checkpoint only; otherwise, all checkpoints, the final model
     and the other files of the output folder.

@@ -1,7 +1,8 @@
 """The image of a file that `torch.save` writes: the bytes that the file will have, in memory.
 
-Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value of
-the outermost dictionary is kept, and used again as long as only the content of the tensors in the value has changed.
+Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value in
+the outermost dictionary is kept. The pickle is used again if nothing in the value has changed except the content of
+its tensors.
 """
 
 import io
@@ -204,7 +205,7 @@ class _Seen:
 class _Chunk:
     """The pickle of one value, and the outline of the value: everything that the pickle depends on (`_outline`).
 
-    The pickle, and what the outline records, do not change when the value changes later.
+    If the value changes later, its pickle and its outline here stay as they were.
     """
 
     def __init__(self, value: Any, storages: _Storages) -> None:

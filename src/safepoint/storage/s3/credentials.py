@@ -223,7 +223,7 @@ def _of_container(environ: Mapping[str, str]) -> Keys:
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in _CONTAINER_HOSTS:
         raise PermissionError(
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither an https address nor that of a container's endpoint"
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI is not an https address, nor the address of a container endpoint"
         )
     token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
     if named := environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):

@@ -131,9 +131,9 @@ def stop_signal_of(folder: Path | None, number: int) -> int:
 
 
 def reserve(folder: Path, seconds: float) -> None:
-    """Record that a process outside of the job needs the last `seconds` of the grace period for a process image.
+    """Record that a watching process needs the last `seconds` of the grace period for a process image.
 
-    Without a safe point until then, it freezes the launcher and its ranks.
+    If the ranks still run when these seconds begin, the watching process freezes the launcher and its ranks.
     """
     with contextlib.suppress(OSError):
         write_atomic(folder / _RESERVED, str(seconds).encode(), durable=False)

@@ -267,7 +267,7 @@ class ImageManifest:
             for name in (table_name, regions_name)
         }
         if {path for path in paths if _PAGES_NAME.fullmatch(path.rpartition("/")[2])} != expected:
-            raise ValueError("files must have the table and the regions of each page file, and no others")
+            raise ValueError("files must list the table and the regions of each page file, and no other such files")
         for entry in self.files:
             self._check_file(entry)
 

@@ -36,7 +36,7 @@ _CONSEQUENCES = {
     "--copied": "most interruptions come before the snapshot is complete",
     "--snapshot-every": "most interruptions come before the first snapshot",
     "--snapshot-stall": "most interruptions come before the training continues after a snapshot",
-    "--step": "most steps are interrupted before they end, and a save needs the end of a step",
+    "--step": "most steps are interrupted before they end, and Safepoint saves only at the end of a step",
 }
 
 
@@ -172,8 +172,8 @@ def check_step(step_s: float, duration_s: float) -> None:
     """
     if step_s > duration_s:
         raise UsageError(
-            f"--step ({time_text(step_s)}) is longer than --days ({time_text(duration_s)}): no step would end, and a "
-            "save needs the end of a step; nothing was computed",
+            f"--step ({time_text(step_s)}) is longer than --days ({time_text(duration_s)}): no step would end, and "
+            "Safepoint saves only at the end of a step; nothing was computed",
             hint="check the unit of --step: s, m, h or d",
         )
 

@@ -108,7 +108,7 @@ class Scaling:
             is_done,
             f"job {plan.job} was not scaled to {plan.num_nodes} nodes",
             timeout_s,
-            f"`safepoint scale {plan.job} --nnodes {plan.num_nodes}` continues it",
+            f"`safepoint scale {plan.job} --nnodes {plan.num_nodes}` completes the change",
         )
         return stopped
 
@@ -173,7 +173,7 @@ class Scaling:
             self._reported.add(name_of(plan.document))
             _log.warning(
                 "job %s trains on with its old number of nodes, because the `scale` to %d nodes was interrupted; "
-                "`safepoint scale %s --nnodes %d` continues it",
+                "`safepoint scale %s --nnodes %d` completes the change",
                 job.name,
                 plan.num_nodes,
                 job.name,

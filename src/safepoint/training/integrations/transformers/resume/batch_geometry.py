@@ -176,9 +176,9 @@ def adapt(
         same_ranks = saved.world_size == now.world_size
         where = "with the script's settings" if same_ranks else f"on {plural(now.world_size, 'rank')}"
         raise ConflictError(
-            f"{saved.global_batch} samples per step, as in the checkpoint of step {manifest.step} "
-            f"({plural(saved.world_size, 'rank')}), are not possible {where}: {reason}; the script's settings would "
-            f"give {now.global_batch} samples per step; training was not started",
+            f"the checkpoint of step {manifest.step} has {saved.global_batch} samples per step on "
+            f"{plural(saved.world_size, 'rank')}. This number is not possible {where}: {reason}. The script's "
+            f"settings would give {now.global_batch} samples per step; training was not started",
             hint=_OPTION,
         )
     if saved.world_size == now.world_size:

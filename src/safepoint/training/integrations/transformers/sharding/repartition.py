@@ -245,11 +245,11 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     parallel = getattr(trainer.accelerator, "parallelism_config", None)
     reason = None
     if 0 in {stage, *zero_stages(manifest)}:
-        reason = "DeepSpeed's universal layout exists for ZeRO's stages 1 to 3 only"
+        reason = "this layout exists for ZeRO's stages 1 to 3 only"
     elif setting("zero_optimization.round_robin_gradients") and stage < 3:
-        reason = "with round_robin_gradients, DeepSpeed loads its universal layout into the wrong weights"
+        reason = "with round_robin_gradients, DeepSpeed loads this layout into the wrong weights"
     elif "nvme" in {setting(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")}:
-        reason = "DeepSpeed does not load its universal layout into state that is offloaded to NVMe"
+        reason = "DeepSpeed does not load this layout into state that is offloaded to NVMe"
     elif (
         (setting("zero_optimization.mics_shard_size") or 0) > 0
         or (setting("tensor_parallel.autotp_size") or 1) > 1
@@ -259,7 +259,9 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     if reason is not None:
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run uses "
-            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}: {reason}; training was not started",
+            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}. This change needs a copy of the "
+            f"checkpoint in DeepSpeed's universal layout. Such a copy cannot be used: {reason}; training was not "
+            "started",
             hint=_HINT,
         )
 
