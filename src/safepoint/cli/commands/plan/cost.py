@@ -106,8 +106,8 @@ def cost(
     checkpoints and a save on SIGTERM (JIT, just in time); and Safepoint's snapshots in memory with JIT. The defaults
     are those of Red Hat's article on just-in-time checkpoints. Money has the currency of --price.
 
-    Exit codes: 0 the costs are printed; 2 an option is invalid, or no work would survive; 10 there is no such job, or
-    it has not trained.
+    Exit codes: 0 the costs are printed; 2 an option is invalid, or the options leave no time for productive work; 10
+    there is no such job, or it has not trained.
     """
     amount("--price", price)
     interval_s = None if interval is None else duration("--interval", interval, least_s=0.001)

@@ -60,13 +60,13 @@ def interval(
     notice_restart: Annotated[
         str | None,
         time(
-            "Time from an announced interruption until the ranks train again, with the save on SIGTERM.",
+            "Time from an announced interruption until the ranks train again. It includes the save on SIGTERM.",
             otherwise="as --restart",
         ),
     ] = None,
     ranks_restart: Annotated[
         str | None,
-        time("Time from an interruption that ends only ranks until they train again.", otherwise="as --restart"),
+        time("If an interruption ends only ranks: the time until the ranks train again.", otherwise="as --restart"),
     ] = None,
     snapshot_every: Annotated[
         str | None,
@@ -88,8 +88,8 @@ def interval(
     interruption that ends training processes only (--ranks-only) loses the work since the newest snapshot in memory.
     Any other interruption loses the work since the newest complete checkpoint.
 
-    Exit codes: 0 the plan is printed; 2 an option is invalid, or no work would survive; 13 the picture cannot be
-    written.
+    Exit codes: 0 the plan is printed; 2 an option is invalid, or the options leave no time for productive work; 13
+    the picture cannot be written.
     """
     stall_s = duration("--stall", stall)
     texts = {"durable": durable, "copied": copied}
