@@ -172,9 +172,10 @@ def parse_location(text: str) -> Location:
     # The bucket's name becomes a part of a host name in a URL, so it must not contain a character that ends a host
     # name, such as `:`.
     if not _BUCKET.fullmatch(bucket):
+        what = _FACTS[scheme].bucket
         raise ValueError(
-            f"the location {shown!r} has an invalid name of a {_FACTS[scheme].bucket}: it may have at most "
-            "255 letters, digits, `-`, `_` and `.`"
+            f"the location {shown!r} has an invalid {what} name: a {what} name begins with a letter or a digit, and "
+            "has at most 254 letters, digits, `-`, `_` and `.`"
         )
     path = _plain(prefix).strip("/") if prefix else ""
     if any(part in {".", ".."} for part in path.split("/")):

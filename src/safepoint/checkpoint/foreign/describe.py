@@ -50,7 +50,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
             raise
         raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
     except (ValueError, OverflowError) as error:
-        raise CheckpointError(f"no manifest can describe {found.name}: {error}") from error
+        raise CheckpointError(f"a manifest of {found.name} cannot be made: {error}") from error
 
 
 def _describe(

@@ -102,7 +102,7 @@ class ReadRanges:
         if not is_same:
             raise CheckpointError(
                 f"{key} changed while it was read: bytes {start} to {start + length} were not the same each time",
-                hint="see `safepoint checkpoints verify --deep`",
+                hint="`safepoint checkpoints verify --deep` lists the faults",
             )
 
 

@@ -136,7 +136,7 @@ def _upload(
 def _changed(file: SourceFile) -> CheckpointError:
     return CheckpointError(
         f"{file.path} has changed since its checkpoint was committed; it was not uploaded",
-        hint="see `safepoint checkpoints verify --deep`",
+        hint="`safepoint checkpoints verify --deep` lists the faults",
     )
 
 

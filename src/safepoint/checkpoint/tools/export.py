@@ -278,5 +278,5 @@ def _check_windows(folder: StorePath, store: Store, prefix: str, manifest: Manif
 def _altered(folder: StorePath, name: str) -> CheckpointError:
     return CheckpointError(
         f"{name} in {folder} has changed since it was saved; nothing was exported",
-        hint="see `safepoint checkpoints verify --deep`",
+        hint="`safepoint checkpoints verify --deep` lists the faults",
     )

@@ -207,7 +207,9 @@ class StoredTensor:
         """
         places = zip(self.sizes, self.strides, strides_of(self.sizes), strict=True)
         if any(size != 1 and stride != expected for size, stride, expected in places):
-            raise CheckpointError("a weight is not stored contiguously (it may be transposed); load it with torch")
+            raise CheckpointError(
+                "a weight is not stored contiguously (it may be transposed); load the file with torch"
+            )
         size = ITEM_BYTES[self.dtype]
         return Run(begin, count * size, self.path, self.offset + first * size)
 
@@ -298,7 +300,7 @@ def _read(
     ) -> StoredTensor:
         # Torch changes such values when it loads them; a copied range of bytes would contain the unchanged values.
         if sign:
-            raise CheckpointError("a tensor is stored negated or conjugated; load it with torch")
+            raise CheckpointError("a tensor is stored negated or conjugated; load the file with torch")
         if type(stored) is not _Storage or type(stored.dtype) is not str:
             raise CheckpointError("a tensor has no storage")
         sizes, strides, (offset,) = numbers_of(sizes), numbers_of(strides), numbers_of([offset])
@@ -380,7 +382,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int], 
             break
     num_runs = math.prod(tensor.sizes[:inner])
     if num_runs > _MOST_RUNS:
-        raise CheckpointError("a part of a weight is stored in too many pieces; load it with torch")
+        raise CheckpointError("a part of a weight is stored in too many pieces; load the file with torch")
     budget.spend(Cost.RUNS, num_runs)
     for outer in itertools.product(*(range(size) for size in tensor.sizes[:inner])):
         source = sum(index * stride for index, stride in zip(outer, tensor.strides, strict=False))

@@ -143,7 +143,12 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Continue to print new lines until the job has stopped.")
     ] = False,
     rank: Annotated[
-        int | None, typer.Option(metavar="R", help="Print only the output of this rank (training process).", min=0)
+        int | None,
+        typer.Option(
+            metavar="R",
+            help="Print only the output of this rank (training process). On a cluster, print the output of its pod.",
+            min=0,
+        ),
     ] = None,
     on: OnOfJob = None,
     namespace: Namespace = None,
@@ -238,9 +243,9 @@ def resume(
 ) -> None:
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
-    If the newest attempt of the job has a process image that is newer than the checkpoint, and that can be restored
-    on this machine, the job goes on from the image, as after `safepoint thaw`. The command says which of the two it
-    uses. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be resumed; submit it
+    The newest attempt of the job may have a process image that is newer than the checkpoint. If this machine can
+    restore that image, the job continues from the image, as after `safepoint thaw`. The command says which of the two
+    it uses. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be resumed; submit it
     again.
     """
     with open_jobs(on, namespace, name) as jobs:

@@ -34,7 +34,7 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a TrainJob or another object that may be used on this machine.
+    """Of the variables in a TrainJob or another object, those that this machine may use.
 
     Another person may have written the object. Variables that only select a region or an account are safe. The other
     variables of the stores are left out: they could make this machine send a file, or send the user's credentials to
@@ -44,7 +44,7 @@ def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a cluster's Secret that may be used on this machine: keys, region or account, and server.
+    """Of the variables in a cluster's Secret, those that this machine may use: keys, region or account, and server.
 
     The address of the server is used only together with keys. Without this rule, requests that are signed with the
     user's own keys could go to that server.
@@ -75,7 +75,7 @@ def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, st
     """The variables of a connection. If the file has no such connection, the AWS_* variables of the environment.
 
     Raises:
-        UsageError: the file cannot be read or is invalid, other users can read it, or the entry is invalid.
+        UsageError: the file cannot be read or is invalid, other users can read or change it, or the entry is invalid.
         NotFoundError: the file has no such connection, and the environment has no keys.
     """
     environ = os.environ if environ is None else environ
@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Any]:
             mode = os.fstat(file.fileno()).st_mode
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise UsageError(
-                    f"other users can read {path} (mode {stat.S_IMODE(mode):o}); it was not used",
+                    f"other users can read or change {path} (mode {stat.S_IMODE(mode):o}); it was not used",
                     hint=f"chmod 600 {path}",
                 )
             return tomllib.load(file)

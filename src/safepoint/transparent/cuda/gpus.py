@@ -28,9 +28,9 @@ def used_bytes(pids: Iterable[int]) -> int:
 
 
 def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str]:
-    """For each GPU of the recorded machine, the GPU that replaces it; empty if this machine has all of them.
+    """For each GPU of the recorded machine, the GPU that replaces it; empty if this machine has all recorded GPUs.
 
-    A GPU that this machine has is not replaced. The driver needs an entry for each GPU of the recorded machine, and
+    If a recorded GPU is present, its entry names the GPU itself. The driver needs an entry for each recorded GPU, and
     checks that the replacements are of the same kind.
 
     Args:

@@ -212,7 +212,7 @@ def size(option: str, text: str) -> int:
     except ValueError as error:
         raise UsageError(f"{option}: {error}", hint=f"for example {option} 4G") from error
     if not 0 < value <= 10**18:
-        raise UsageError(f"{option} {text!r} is not a size from 1 byte to 1E", hint=f"for example {option} 4G")
+        raise UsageError(f"{option} {text!r} is not a size from 1 byte to 1 EB", hint=f"for example {option} 4G")
     return value
 
 

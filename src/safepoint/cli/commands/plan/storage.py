@@ -39,8 +39,8 @@ def storage(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="The config.json of a model, or the folder of a model. Not needed with --params, or with --for and "
-            "a job that names its model.",
+            help="The config.json of a model, or the folder of a model. Not needed with --params. With --for, "
+            "not needed if the job names its model.",
             show_default=False,
         ),
     ] = None,

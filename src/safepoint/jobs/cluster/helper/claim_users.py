@@ -117,7 +117,7 @@ def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...]
     if found is None:
         raise NotFoundError(
             f"there is no Secret {connection} in namespace {api.namespace}; nothing was done",
-            hint="`kubectl get secrets` lists the Secrets",
+            hint=f"`kubectl get secrets -n {api.namespace}` lists the Secrets",
         )
     return tuple(sorted(texts(found, "data")))
 

@@ -172,7 +172,7 @@ def _started(api: ClusterApi, job: Object, image: str, say: Callable[[str], None
         if now_s - begun_s > _SAY_AFTER_S and not is_said:
             is_said = True
             what = (
-                "its image may be pulled"
+                "the cluster may be pulling its image"
                 if trouble is None
                 else trouble.error.message.removesuffix("; nothing was done")
             )

@@ -111,7 +111,7 @@ def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
     if found is None:
         raise NotFoundError(
             f"there is no Secret {name} in namespace {api.namespace}; nothing was done",
-            hint="`kubectl get secrets` lists the Secrets",
+            hint=f"`kubectl get secrets -n {api.namespace}` lists the Secrets",
         )
     values: dict[str, str] = {}
     for key, text in texts(found, "data").items():
