@@ -168,7 +168,7 @@ class Store(Protocol):
             length: the number of bytes.
             most_bytes: without `length`, the most bytes that are read. What the server says about the size of the
                 object is not trusted.
-            deadline_s: when to give up.
+            deadline_s: when to give up, by the monotonic clock; None for never.
 
         Raises:
             ObjectNotFoundError: there is no such object.
@@ -224,7 +224,7 @@ class Store(Protocol):
                 objects (docs/adr/0007-object-stores.md).
             progress: receives the numbers of bytes sent. If the server already has parts of the file, all of
                 them are reported in one call.
-            deadline_s: when to give up.
+            deadline_s: when to give up, by the monotonic clock; None for never.
 
         Raises:
             StorageError: the upload failed, or the source has more or fewer bytes than announced.
@@ -250,7 +250,7 @@ class Store(Protocol):
             keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
                 exactly this key, so each of `keys` is requested. On MinIO, uploads of other keys are not found.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
-            deadline_s: when to give up.
+            deadline_s: when to give up, by the monotonic clock; None for never.
         """
         ...
 

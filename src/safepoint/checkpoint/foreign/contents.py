@@ -59,7 +59,7 @@ def tensors_of(path: ReadablePath) -> set[str]:
     end = 0
     for begin, after, name in places:
         if begin != end:
-            raise CheckpointError(f"the bytes of the tensor {name!r} do not follow those of the tensor before it")
+            raise CheckpointError(f"the bytes of the tensor {name!r} do not follow the bytes of the tensor before it")
         end = after
     if end != data_bytes:
         raise CheckpointError(f"its header describes {end} bytes of tensors, and the file has {data_bytes}")

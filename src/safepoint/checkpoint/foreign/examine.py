@@ -91,7 +91,8 @@ def examine(
         store: the output folder or the object store that contains it.
         name: `checkpoint-<step>`.
         allowed: functions and classes that its pickles may name, in addition to those that are always allowed.
-        accumulation: the number of micro-batches per step and rank, in case the files do not state it.
+        accumulation: the number of micro-batches per step and rank, used if the files do not state it; None if it is
+            not known.
 
     Raises:
         StorageError: the object store cannot be read. In a folder, an unreadable file is a fault.

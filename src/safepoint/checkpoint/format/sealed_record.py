@@ -1,8 +1,8 @@
 """A record: one JSON object in a file, with a format, a version and a digest of itself.
 
 Promises: `open_sealed` accepts what `seal` wrote, and refuses it after any change of a byte. Reading takes bounded
-memory and executes nothing. Not promised: that the fields make sense. The value that is made from the record checks
-them.
+memory and executes nothing. Not promised: that the fields are valid. The class that is made from the record checks
+the fields.
 """
 
 import contextlib

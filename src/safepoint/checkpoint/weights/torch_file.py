@@ -234,7 +234,7 @@ def read_torch_file(
         begin: where in the file the archive begins.
         length: the length of the archive; None for the rest of the file.
         check_name: see `CheckName`.
-        budget: the budget of the checkpoint, which the archive and the instructions of its pickle count against.
+        budget: the budget of the checkpoint. The archive and the instructions of its pickle count against it.
 
     Raises:
         CheckpointError: the file is damaged, has the format that torch used before zip archives, or costs more than
@@ -343,7 +343,7 @@ def numbers_of(values: Any = ()) -> tuple[int, ...]:
     """A shape, strides or offsets as a tuple of numbers.
 
     Raises:
-        CheckpointError: `values` contains anything but whole numbers from 0 to 2^63 - 1, or too many of them.
+        CheckpointError: `values` has too many values, or a value that is not a whole number from 0 to 2^63 - 1.
     """
     numbers: tuple[Any, ...] = tuple(itertools.islice(values, _MAX_DIMENSIONS + 1))
     if len(numbers) > _MAX_DIMENSIONS or not all(
@@ -365,7 +365,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int], 
         tensor: the part.
         offsets: where the part begins in the weight, in each dimension.
         sizes: the sizes of the weight's dimensions.
-        budget: the budget of the checkpoint, which the runs count against.
+        budget: the budget of the checkpoint. The runs count against it.
 
     Raises:
         CheckpointError: the part would need more than `_MOST_RUNS` runs, or more than `budget` allows.
