@@ -1,8 +1,8 @@
 """The final model: the model that is published as `final/` when the training has reached its last step.
 
-The final model is the model as it was when `train()` returned. Safepoint uploads it at once or, if it cannot be
-streamed, leaves it in `.safepoint/final/` for the uploader. If the script then saves a model of its own, in `final/`
-or in the output folder, that model is published instead.
+The final model is the model as it was when `train()` returned. Safepoint uploads it at once. If it cannot be
+streamed, Safepoint leaves it in `.safepoint/final/` for the uploader. If the script then saves a model of its own, in
+`final/` or in the output folder, the script's model is published instead.
 """
 
 import os

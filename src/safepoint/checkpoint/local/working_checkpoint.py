@@ -40,7 +40,7 @@ class RankPart:
         node: the node whose folder has the files; 0 if all ranks share one folder.
         files: the written files, already in the merged folder.
         error: why there are no files, with the number of the rank or node; None if there are files.
-        is_full: whether the error is that a disk or a quota is full.
+        is_full: whether the cause of the error is a full disk or quota.
     """
 
     rank: int
@@ -96,7 +96,7 @@ class WorkingCheckpoint(FolderDestination):
         """Commit the sealed parts of all ranks. Only the first rank calls this method, and only once.
 
         Raises:
-            SaveError: see `merge_parts`; or the files differ from those that the ranks reported.
+            SaveError: see `merge_parts`; or the files differ from the files that the ranks reported.
             OSError: the disk is full, gone, or read-only.
         """
         manifest = merge_parts(parts, describe)
@@ -164,7 +164,7 @@ def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
 
 
 def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """Replace the record in `folder` with one that also names the added files. The record of a part becomes closed.
+    """Replace the record in `folder` with a record that also names the added files. The record of a part is closed.
 
     Args:
         folder: a committed checkpoint, or one node's part of it.

@@ -20,7 +20,7 @@ _BAD_FLAGS = _ENCRYPTED | _PATCHED | _STRONGLY_ENCRYPTED
 
 
 class ArchiveError(ValueError):
-    """An archive is damaged, or its directory is not one that `torch.save` writes."""
+    """An archive is damaged, or `torch.save` does not write such a directory."""
 
 
 class ArchiveReader(RawReader):
@@ -56,7 +56,7 @@ def check_records(file: BinaryIO) -> None:
     place = file.tell()
     try:
         file.seek(0, io.SEEK_END)
-        # Not the result of `seek`: DCP's file objects return the position in another file.
+        # The result of `seek` is not used: DCP's file objects return the position in another file.
         size_bytes = file.tell() - place
 
         def read_range(start: int, count: int) -> bytes:

@@ -18,7 +18,8 @@ from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import printable
 
 _OF_FUNCTIONS = {"lr_lambdas", "_scale_fn_custom"}
-"""The attributes of the script's objects that compute learning rates. torch sets each entry as an attribute."""
+"""The entries with the attributes of the script's own objects that compute learning rates. torch sets these
+attributes."""
 _BASES = {"gamma"}
 """The numbers of which schedulers compute powers, see `as_float`. A script may give them as whole numbers."""
 _OF_GROUPS = {"base_lrs", "_last_lr"}
@@ -89,7 +90,7 @@ def _are_attributes(value: Any, own: Any) -> bool:
 
 
 def _with_floats(scheduler: Any, state: Any) -> Any:
-    """A state without the whole numbers with which a step would take very long."""
+    """A state in which floats replace the whole numbers with which a step would take very long."""
     own: dict[str, Any] = scheduler.state_dict()
     changed = {name: as_float(value, 1.0 if name in _BASES else own.get(name)) for name, value in state.items()}
     inner: Any = getattr(scheduler, "_schedulers", None)

@@ -141,7 +141,7 @@ class CheckedUnpickler(restricted.Unpickler):
             raise pickle.UnpicklingError(
                 f"the pickle encodes a text, but not with one of {', '.join(sorted(_ENCODINGS))}"
             )
-        # This function calls its first argument with its third one.
+        # This function calls its first argument, with its third argument.
         if function is _REBUILD_FROM_TYPE and len(values) > 2:
             self._check_call(values[0], values[2])
         if id(function) in _COLLECTIONS:
@@ -149,7 +149,7 @@ class CheckedUnpickler(restricted.Unpickler):
                 self._check_items(function, value)
 
     def _check_items(self, kind: Any, items: Any) -> None:
-        """Check what a set or a dictionary is made of."""
+        """Check the values from which a set or a dictionary is made."""
         if isinstance(items, dict | set):  # the keys of `items` were checked when the pickle made it
             return
         if not isinstance(items, list | tuple):

@@ -215,7 +215,7 @@ class NodeUploaders:
         self._signs: set[tuple[str, str, float]] = set()
 
     def begun(self, deadline_s: float | None) -> set[str]:
-        """The checkpoints that a node has begun to upload, and that are newer than the run's checkpoints in the store.
+        """The checkpoints that a node has begun to upload, and that are newer than the run's checkpoints there.
 
         Returns:
             Their names; empty if there is only one node, or if the store cannot be read.

@@ -490,7 +490,7 @@ class RemoteFolder:
         return True
 
     def _written_files(self, name: str, deadline_s: float | None) -> Mapping[str, int]:
-        """The files that the manifest of `name` lists; all files if the manifest is invalid; empty without a manifest."""
+        """The files that the manifest of `name` lists; all files if it is invalid; empty if there is no manifest."""
         files = self.files_of_manifest(name, deadline_s)
         found = {} if files else self.files_of(name, deadline_s=deadline_s)
         return found if MANIFEST_NAME in found else files

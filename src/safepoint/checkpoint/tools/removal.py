@@ -17,8 +17,8 @@ class Removal:
 
     Args:
         deleted: the items that are gone.
-        kept: those that a process reads, or that a later release wrote.
-        failed: those that could not be deleted, each with the reason.
+        kept: the items that a process reads, or that a later release wrote.
+        failed: the items that could not be deleted, each with the reason.
     """
 
     deleted: tuple[Item, ...] = ()
@@ -47,8 +47,8 @@ def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
 
 
 def remove_all(inventories: Iterable[Inventory], output: str) -> int:
-    """Delete the checkpoints and the final model of a run. What Safepoint did not write stays, and so do checkpoints
-    of other users in a folder that everyone may write to.
+    """Delete the checkpoints and the final model of a run. Files that Safepoint did not write stay. In a folder that
+    everyone may write to, the checkpoints of other users stay, too.
 
     Args:
         inventories: the inventories of the run's output location, and of the folder in front of an object store.
@@ -59,7 +59,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
 
     Raises:
         ConflictError: a process reads a checkpoint, or a later release wrote it; the others are deleted.
-        StorageError: a location cannot be reached; or a checkpoint cannot be deleted, and the others are.
+        StorageError: a location cannot be reached; or a checkpoint cannot be deleted, and the others are deleted.
     """
     deleted: set[str] = set()
     kept: set[str] = set()
