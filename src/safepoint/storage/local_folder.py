@@ -148,7 +148,7 @@ class LocalStore:
         """Create or replace an object durably, and return its version. `fill` writes its content to a descriptor."""
         path = self._path(key)
         with _translating(path):
-            # Not `replace_file`: the fence and the condition are checked between the write and the rename.
+            # `replace_file` is not used: the fence and the condition are checked between the write and the rename.
             working = _create_working(path)
             try:
                 with working.open("wb", buffering=0) as file:
@@ -178,8 +178,8 @@ class LocalStore:
                         hint="another run writes to the same location; stop one of the two runs",
                     )
             working.rename(path)
-            # `fsync` takes the descriptor, not the path: another process may have deleted the object already, and
-            # then the empty folder.
+            # `fsync` takes the descriptor, not the path, because another process may have already deleted the object
+            # and then the empty folder.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -195,8 +195,8 @@ class LocalStore:
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # If `remains` does not exist, another process has deleted its last object and then the folder itself, and
-            # has made that durable.
+            # If `remains` does not exist, another process has deleted its last object and then the folder itself. The
+            # other process makes this deletion durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
@@ -343,5 +343,5 @@ def _translated(error: OSError, path: Path) -> StorageError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return ObjectNotFoundError(f"there is no {path}")
     if isinstance(error, PermissionError):
-        return AccessDeniedError(f"{path} may not be used: {error.strerror}", hint="check owner and mode")
+        return AccessDeniedError(f"{path} cannot be used: {error.strerror}", hint="check owner and mode")
     return StorageError(f"{path} cannot be used: {error.strerror or error}")

@@ -23,7 +23,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
 
 
 class Scheme(enum.StrEnum):
-    """The kind of a location; `_FACTS` has the facts about each."""
+    """The kind of a location; `_FACTS` has the facts about each kind."""
 
     FILE = "file"
     PVC = "pvc"
@@ -36,7 +36,7 @@ class _Facts(NamedTuple):
     """The facts about a scheme.
 
     Args:
-        form: how its locations are written.
+        form: the form in which its locations are written.
         is_remote: whether its locations are in an object store.
         bucket: the word for the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
         extra: the extra of Safepoint that installs what the scheme needs; empty if it needs no other package.
@@ -184,7 +184,7 @@ def parse_location(text: str) -> Location:
 
 
 def resolve_claim(location: Location, mounts: str | None = None) -> Location:
-    """The folder where the claim of a `pvc://` location is mounted; other locations are returned unchanged.
+    """The folder of a `pvc://` location in the mounted claim; other locations are returned unchanged.
 
     Args:
         location: the location.

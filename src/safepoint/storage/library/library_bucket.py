@@ -5,8 +5,8 @@ In an upload in parts, however, obstore repeats the requests. After an interrupt
 first byte.
 
 The server may be hostile. Objects are read as streams, and no more bytes are kept than were requested. A listing has
-the same limits as one of S3. What obstore itself keeps in memory is not limited: one page of a listing, and the text
-of an error. Each of them has to arrive within the time limit of one request.
+the same limits as a listing of S3. Two things that obstore keeps in memory are not limited in size: one page of a
+listing, and the text of an error. Each of them has to arrive within the time limit of one request.
 """
 
 import contextlib
@@ -204,8 +204,8 @@ class LibraryBucket:
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`. obstore repeats requests itself here, because a stream cannot be started again."""
-        # A file is passed as a stream too: if obstore read the file itself, `fence` could not be called after the
-        # last part.
+        # A file is passed as a stream, too. If obstore read the file itself, this method could not call `fence` after
+        # the last part.
         content = source if isinstance(source, Content) else _content_of(source)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
@@ -348,7 +348,7 @@ def from_obstore(error: Exception, what: str) -> StorageError:
         return failures.from_status(403, "", what)
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
         # obstore cannot list an object whose name is not a valid path. Safepoint writes no such names, so another
-        # program wrote it.
+        # program wrote the object.
         is_name = isinstance(error, obstore_errors.InvalidPathError)
         hint = "delete that object, or name another location" if is_name else None
         return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)

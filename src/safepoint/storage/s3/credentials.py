@@ -133,7 +133,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
     """The source of the keys.
 
     Args:
-        options: contain the keys, if the environment sets keys.
+        options: the options of the store. They contain the keys if the environment sets keys.
         environ: the variables of AWS's tools.
     """
     if options.access_key_id and options.secret_access_key:
@@ -181,7 +181,7 @@ def _elements(data: bytes) -> dict[str, str]:
 def _has_profile(path: Path, profile: str) -> bool:
     """Whether the file has keys for this profile.
 
-    True also for an untrusted file, so that the file is refused later.
+    Also True if the file is not trusted, so that the file is refused later.
     """
     try:
         return bool(_of_file(path, profile))
