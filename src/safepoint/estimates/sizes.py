@@ -1,6 +1,6 @@
 """Bytes of weights, gradients and optimizer states, and how the strategies share them among ranks. Pure arithmetic.
 
-The rules are those of torch.optim, bitsandbytes, FSDP2 and DeepSpeed, as their checkpoints show (docs/planning.md).
+The rules follow torch.optim, bitsandbytes, FSDP2 and DeepSpeed, as their checkpoints show (docs/planning.md).
 """
 
 import enum
@@ -118,7 +118,7 @@ def _adafactor(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """What an optimizer keeps for each parameter that it trains.
+    """The state that an optimizer keeps for each parameter that it trains.
 
     Args:
         name: its name in `safepoint plan storage --optimizer`.
@@ -126,8 +126,7 @@ class Optimizer:
         num_settings: how many settings a group of parameters has; each is an item of a checkpoint of DCP.
         moments: how many states in full precision ZeRO keeps for each trained parameter.
         also: the values of `TrainingArguments.optim` that select this optimizer.
-        states_of_embeddings: the tensors for the weight of an embedding; None if they are the same as those of
-            `states`.
+        states_of_embeddings: the same as `states`, for the weight of an embedding; None if `states` applies to it.
     """
 
     name: str
