@@ -145,7 +145,7 @@ def _finite(seconds: float | None) -> float | None:
 
 
 class Change(enum.Enum):
-    """What an `Alarm` reports."""
+    """The reports of an `Alarm`."""
 
     NONE = 0
     LOW = 1

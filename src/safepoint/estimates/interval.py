@@ -79,7 +79,7 @@ class Interruptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTimes:
-    """What a save and a restart cost, in seconds.
+    """The costs of a save and of a restart, in seconds.
 
     Args:
         stall_s: how long a save delays the training.
@@ -138,7 +138,7 @@ def young_s(stall_s: float, between_s: float) -> float:
 
 
 def daly_s(stall_s: float, between_s: float) -> float:
-    """√(2δM)·(1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ for δ < 2M, and M otherwise: Daly (2006), equation 37."""
+    """√(2δM)·(1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ if δ < 2M, M if δ ≥ 2M: Daly (2006), equation 37."""
     if stall_s >= 2 * between_s:
         return between_s
     ratio = stall_s / (2 * between_s)

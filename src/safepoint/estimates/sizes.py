@@ -85,7 +85,7 @@ def _like_weight(*names: str, has_step: bool = True) -> _States:
 
 
 def _in_32bit(count: int) -> _States:
-    """Optimizers of bitsandbytes: 32 bits, whatever type the weights have."""
+    """Optimizers of bitsandbytes: 32 bits for weights of any type."""
 
     def states(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
         return [StateTensor(f"state{number}", sizes, 4) for number in range(1, count + 1)]
@@ -108,7 +108,7 @@ def _in_8bit(count: int) -> _States:
 
 
 def _adafactor(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
-    # Transformers' class computes in 32 bits, whatever type the weights have.
+    # Transformers' class computes in 32 bits for weights of any type.
     rms = StateTensor("RMS", (), 4)
     if len(sizes) < 2:
         return [rms, StateTensor("exp_avg_sq", sizes, 4)]

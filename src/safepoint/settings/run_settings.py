@@ -83,7 +83,7 @@ class RunSettings:
     wording: str = "options"
     """How messages name options: as `options`, or as the fields of the SDK; one of `wording.WORDINGS`."""
     record_folder: str | None = None
-    """The folder in which ranks record for their launcher how they ended; set by the launcher."""
+    """The folder in which each rank records its end for the launcher; set by the launcher."""
     launcher_pid: int | None = None
     """The pid of the launcher; set by the launcher. If the launcher dies, the rank ends."""
     keeper: str | None = field(default=None, repr=False)

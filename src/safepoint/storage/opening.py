@@ -32,7 +32,7 @@ def open_store(
     Args:
         location: a folder, a claim (a volume, mounted as a folder) or an object store.
         options: how to reach an object store; None reads them from `environ`.
-        environ: environment variables; None for those of this process.
+        environ: environment variables; None for the variables of this process.
 
     Raises:
         ValueError: the claim's folder is not known, or the options of the object store are invalid.
@@ -49,7 +49,7 @@ def open_store(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What `try_access` has measured.
+    """The measurements of `try_access`.
 
     Args:
         duration_s: how many seconds writing, reading, listing and deleting took together.

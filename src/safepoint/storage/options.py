@@ -17,7 +17,7 @@ _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy that the environment names for requests to `url`; None if it names none, or if `url` is not `https:`.
+    """The proxy for requests to `url` by the environment; None if there is no proxy, or if `url` is not `https:`.
 
     A proxy could read unencrypted requests. Encrypted requests pass through a proxy in a tunnel.
 
@@ -77,7 +77,7 @@ class StorageOptions:
         return bool(self.access_key_id and self.secret_access_key)
 
     def authorities(self) -> bytes | None:
-        """The content of `ca_bundle`: the certificates of servers that may get keys and checkpoints; None if not set.
+        """The content of `ca_bundle`; None if it is not set. The file decides which servers get keys and checkpoints.
 
         Raises:
             StorageError: another user may have written the file, or it cannot be read.

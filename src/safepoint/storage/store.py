@@ -117,13 +117,13 @@ class Store(Protocol):
 
     What every implementation promises, and the contract suite tests:
 
-    - a reader sees an object whole or not at all. While an object is replaced, readers see the old one;
+    - a reader sees an object whole or not at all. While an object is replaced, readers see the old object;
     - after a write has returned, every reader sees the new object, and in a folder the object survives a power loss;
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`).
-      It also succeeds if an earlier try, whose answer was lost, has already done the work;
+      It also succeeds if an earlier try has already done the work, and its answer was lost;
     - content that was changed on its way to the store is sent again, or the write fails; it never counts as written;
-    - memory stays bounded whatever the size of an object, except in `read`, which returns all requested bytes;
+    - memory does not grow with the size of an object, except in `read`, which returns all requested bytes;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.
 
     All methods may raise AccessDeniedError and TransientError (the deadline has passed). The docstring of each method
@@ -168,7 +168,7 @@ class Store(Protocol):
             length: the number of bytes; None for all bytes to the end.
             most_bytes: if `length` is None, the most bytes that are read. The size that the server states is not
                 trusted.
-            deadline_s: when to give up, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             ObjectNotFoundError: there is no such object.
@@ -224,7 +224,7 @@ class Store(Protocol):
                 objects (docs/adr/0007-object-stores.md).
             progress: receives the number of bytes sent since its last call. If the server already has parts of the
                 file, all these parts are reported in one call.
-            deadline_s: when to give up, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             StorageError: the upload failed, or the source has more or fewer bytes than announced.
@@ -250,7 +250,7 @@ class Store(Protocol):
             keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
                 exactly this key, so each of `keys` is requested. On MinIO, uploads of other keys are not found.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
-            deadline_s: when to give up, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
         """
         ...
 

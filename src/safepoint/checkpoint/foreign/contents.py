@@ -103,7 +103,7 @@ def shards_named_by(path: ReadablePath) -> dict[str, set[str]]:
 
 
 class DcpFolder(NamedTuple):
-    """What the metadata of torch.distributed.checkpoint states.
+    """The facts that the metadata of torch.distributed.checkpoint states.
 
     Args:
         num_ranks: a lower bound of the number of ranks that wrote the checkpoint.

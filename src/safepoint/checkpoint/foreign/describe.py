@@ -1,6 +1,6 @@
 """Computes the manifest that a checkpoint of another program would have. It reads each file of the checkpoint once.
 
-While it computes the digests, it compares the bytes with those that `examine` has read. So the manifest describes
+While it computes the digests, it compares the bytes with the bytes that `examine` has read. So the manifest describes
 only bytes that were examined.
 
 The same files always have the same manifest, so that a repeated start continues the same run.

@@ -1,6 +1,6 @@
 """Which files of a checkpoint the Trainer needs, for each strategy under which a checkpoint can be written.
 
-The names are those of transformers 4.57 to 5.23, accelerate 1.12 to 1.15 and DeepSpeed 0.18 to 0.19.
+Transformers 4.57 to 5.23, Accelerate 1.12 to 1.15 and DeepSpeed 0.18 to 0.19 write files with these names.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The checkpoints in an output folder, and the one to resume from.
+"""The checkpoints in an output folder, and the checkpoint to resume from.
 
 A checkpoint is a folder `checkpoint-<step>`. The checkpoint with the highest step counts as the newest. So a run that
 resumes from an older checkpoint, or from none, first moves the checkpoints with higher steps aside (see `set_aside`).
@@ -187,7 +187,7 @@ def lacks_record(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aside:
-    """What `set_aside` has done.
+    """The result of `set_aside`.
 
     Args:
         place: the new folder; None when nothing was moved.

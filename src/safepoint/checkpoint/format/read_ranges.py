@@ -1,4 +1,4 @@
-"""Checks that the bytes that were read from a checkpoint's files are the bytes whose digests were computed.
+"""Checks that all reads of a range of a checkpoint's files return the same bytes.
 
 Two reads of a file may return different bytes: a hostile server may send other bytes, and another user may write to
 the file. So the right digest of a second read does not prove that the first read was right. `ReadRanges` keeps the

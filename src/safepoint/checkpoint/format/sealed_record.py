@@ -86,7 +86,7 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     """One JSON object in UTF-8, of at most `MAX_RECORD_BYTES`, without duplicate names, NaN and infinities.
 
     Raises:
-        ManifestError: `data` is something else.
+        ManifestError: `data` is not such an object.
     """
     is_large = MAX_BYTES < len(data) <= MAX_RECORD_BYTES
     # Count the values first, because each value takes a lot of memory.

@@ -191,7 +191,7 @@ def _verify_files(
 
 
 def list_files(folder: Path, *, skip_unreadable: bool = False) -> dict[str, int | None]:
-    """What is in the folder: path → size in bytes, None for links and special files; see `walk_files`.
+    """The files in the folder: path → size in bytes, None for links and special files; see `walk_files`.
 
     Raises:
         OSError: the folder cannot be listed.

@@ -95,7 +95,7 @@ def _scripts_model(root: Path, end: TrainingEnd) -> tuple[Path, list[str]]:
     candidates = [(root / FINAL, _in_final(root) or [])]
     candidates += [(root, at_root)] if any(name in at_root for name in _MODEL_FILES) else []
     for source, paths in candidates:
-        # A model of which no file was written after the training belongs to an earlier run in the same folder.
+        # If no file of a model was written after the training, the model belongs to an earlier run in this folder.
         models = [path for path in paths if path in _MODEL_FILES] or paths
         if any(end.earlier.get(source / path) != _stamp(source / path) for path in models):
             return source, paths

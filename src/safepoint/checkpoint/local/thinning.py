@@ -77,7 +77,7 @@ def make_room(
         report: receives the events.
         save: the space that the files of the save will occupy.
         protected: steps that are never deleted.
-        run_id: the run, whose checkpoints may be deleted.
+        run_id: the run. Only its checkpoints may be deleted.
         has_failed: whether the save was tried, and the disk or a quota was full. Then one checkpoint is deleted,
             even if there seems to be enough space: a quota may be smaller than the file system.
         read_room: measures the free space.

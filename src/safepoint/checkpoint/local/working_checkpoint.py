@@ -4,7 +4,7 @@
 2. Every rank seals its part (the files that it has written): it fsyncs and digests each file, and moves the file into
    the merged folder.
 3. The first rank collects the lists of these files, makes the manifest and commits (`safepoint.checkpoint.commit`).
-   With a folder on each node, one rank of every node commits the files of its node.
+   If each node has a folder of its own, one rank of every node commits the files of its node.
 
 A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after the
 commit leaves a complete checkpoint.

@@ -104,7 +104,7 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
 
 
 def _check_place(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: int) -> None:
-    """Refuse an archive whose directory is not where its end says, or that continues after its end.
+    """Refuse an archive that states a wrong position of its directory, or that continues after its end.
 
     `zipfile` corrects a wrong position of the directory, but torch does not, so the two could read different
     directories.

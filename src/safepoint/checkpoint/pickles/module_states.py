@@ -53,7 +53,7 @@ def checked_modules(where: object) -> contextlib.AbstractContextManager[None]:
         where: the file or the checkpoint that the states come from; named in errors.
 
     Raises:
-        CheckpointError: an extra state contains a pickle that names something else.
+        CheckpointError: an extra state contains a pickle with another name.
     """
     kind: Any = torch.nn.Module
     original: Callable[..., Any] = kind.load_state_dict

@@ -1,4 +1,4 @@
-"""Checks the optimizer states that are loaded from a checkpoint which an attacker may have written.
+"""Checks the optimizer states that are loaded from a checkpoint. An attacker may have written the checkpoint.
 
 An optimizer keeps the tensors that it loads. Its fused kernels do not check that the memory of each tensor is as
 large as the memory of the parameter. If a tensor is smaller or expanded, a step would read and write other memory of
@@ -265,7 +265,7 @@ def as_float(value: Any, own: Any) -> Any:
     Python computes a power of whole numbers exactly: in a step, `gamma ** count` could take days and fill the memory.
 
     Args:
-        value: a number, or a list or a tuple of numbers; anything else is returned as it is.
+        value: a number, or a list or a tuple of numbers; any other value is returned as it is.
         own: the script's value, which `value` replaces.
     """
     if type(own) is float and type(value) is int:

@@ -22,9 +22,9 @@ _MOST_ELEMENTS = 1 << 20
 def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, Any]]) -> str:
     """Why an optimizer cannot step with the state that it has loaded; empty if no reason was found.
 
-    The smallest parameters of each group are tried, one for each number of dimensions. Without this test, each start
-    of the run would fail in its first step, with an error that names no file. Only optimizers of torch are tested:
-    the step of another optimizer may need more than a gradient, or all ranks.
+    In each group, the smallest parameter of each number of dimensions is tried. If this test did not find the fault,
+    each start of the run would fail in its first step, with an error that names no file. Only optimizers of torch are
+    tested: the step of another optimizer may need more than a gradient, or all ranks.
 
     Args:
         optimizer: an optimizer that has loaded a state.

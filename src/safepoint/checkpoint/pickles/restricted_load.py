@@ -31,7 +31,7 @@ def restricted_load(
     Args:
         file: the path of the file, or the open file.
         load: `torch.load`.
-        also: further classes to allow. torch's own and those of `add_safe_globals` are always allowed.
+        also: further classes to allow. The classes of torch and of `add_safe_globals` are always allowed.
         options: further arguments for `load`.
 
     Raises:

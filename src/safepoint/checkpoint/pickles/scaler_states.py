@@ -1,4 +1,4 @@
-"""Checks the states of gradient scalers that are loaded from a checkpoint which an attacker may have written.
+"""Checks the states of gradient scalers that are loaded from a checkpoint. An attacker may have written it.
 
 A scaler of torch loads its numbers without a check. If the scale is 0, all weights become NaN. If the scale is
 infinite, each step is left out. In both cases the training would continue without an error, and each later checkpoint

@@ -1,4 +1,4 @@
-"""Checks the states of schedulers that are loaded from a checkpoint which an attacker may have written.
+"""Checks the states of schedulers that are loaded from a checkpoint. An attacker may have written the checkpoint.
 
 A scheduler of torch makes an attribute of itself from every entry of a loaded state. It does so even if the entry has
 the name of a method, or of the attribute that holds the optimizer.
@@ -32,7 +32,7 @@ def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
-        schedulers: schedulers of torch, also in wrappers of Accelerate. Other objects are ignored.
+        schedulers: schedulers of torch, or wrappers of Accelerate around them. Other objects are ignored.
 
     Raises:
         CheckpointError: a state sets an attribute that the scheduler does not save, or has a value of another kind.

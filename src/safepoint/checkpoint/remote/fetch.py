@@ -167,7 +167,7 @@ def fetch(
         parts: the parts to fetch; see `share`.
         folder: a folder for which this node, or another node that shares it, has called `create_files`.
         progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
-        deadline_s: when to give up, by the monotonic clock; None for never.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Raises:
         CheckpointError: a part is missing, had a wrong digest each time it was fetched, or is in a file that the
@@ -206,7 +206,7 @@ def check(
         read: the ranges of the checkpoint that the caller has read or is going to read; a range that was read with
             other bytes is a fault.
         progress: receives the number of bytes that were read since its last call; one call at a time.
-        deadline_s: when to give up, by the monotonic clock; None for never.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Returns:
         The fault of each damaged file, by path.

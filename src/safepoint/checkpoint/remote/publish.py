@@ -76,8 +76,8 @@ def publish(
             files that this folder holds.
         name: its name in the store.
         sent: the files that earlier tries have uploaded. Each file that is uploaded now is added.
-        progress: called as bytes reach the store, also for files that were there already.
-        deadline_s: when to give up, by the monotonic clock; None for never.
+        progress: called when bytes have reached the store, and for files that were in the store already.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Raises:
         CheckpointError: a file has changed since the checkpoint was committed.
@@ -142,7 +142,7 @@ class NodeMarks:
         store: the store that holds the marks.
         name: the name of the checkpoint.
         manifest: the manifest of the whole checkpoint.
-        deadline_s: when to give up on the store, by the monotonic clock; None for never.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
     """
 
     def __init__(self, store: Store, name: str, manifest: Manifest, deadline_s: float | None) -> None:
@@ -284,7 +284,7 @@ class NodeUploaders:
             newest: its name.
             alive: called if a mark of an awaited checkpoint has changed since the last call. Such a change shows that
                 a node is uploading.
-            deadline_s: when to give up on the store, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             TransientError: the checkpoint is not complete yet.

@@ -202,8 +202,8 @@ class RemoteFolder:
         )
 
     def candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
-        """The facts that retention uses; None if the checkpoint was passed over, or may be good but has no readable
-        manifest, so that it is not deleted. Strangers may have made many manifests, so each is read only once."""
+        """The facts for retention; None if the checkpoint was passed over, or if its manifest is unreadable. (It may
+        be good, so it is not deleted.) Each manifest is read once, because strangers may have made many manifests."""
         if step not in self._candidates:
             self._candidates[step] = None
             with contextlib.suppress(ManifestError, UnreadableError):
@@ -211,11 +211,11 @@ class RemoteFolder:
         return None if step in self._passed_over else self._candidates[step]
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
-        """What is under `name`, the manifest included: path → size in bytes."""
+        """The objects under `name`, including the manifest: path → size in bytes."""
         return {path: item.size_bytes for path, item in self._objects(name, deadline_s).items()}
 
     def _objects(self, name: str, deadline_s: float | None) -> dict[str, StoredObject]:
-        """What is under `name`, by path."""
+        """The objects under `name`, by path."""
         found = self.store.list(name, deadline_s=deadline_s)
         return {item.key.removeprefix(f"{name}/"): item for item in found}
 
@@ -308,7 +308,7 @@ class RemoteFolder:
             name: the name of a checkpoint or model.
             files: path → size in bytes of the files that are going to be written.
             existing: the paths of files that Safepoint has written before, and may delete.
-            deadline_s: when to give up, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -343,7 +343,7 @@ class RemoteFolder:
             names: the names of checkpoints and models; None for all.
             only: called with the path of each file; uploads of the files for which it returns True are aborted.
             begun_before_s: see `Store.sweep`.
-            deadline_s: when to give up, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Returns:
             The number of aborted uploads.
@@ -383,7 +383,7 @@ class RemoteFolder:
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
-            deadline_s: when to give up, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Returns:
             The number of deleted objects and uploads.
@@ -411,7 +411,7 @@ class RemoteFolder:
         return num_deleted
 
     def with_parts(self, deadline_s: float | None) -> set[str]:
-        """The names of checkpoints of which a node has begun to upload its part."""
+        """The names of the checkpoints for which a node has begun to upload its part."""
         keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
@@ -432,7 +432,7 @@ class RemoteFolder:
             but: paths of files to keep: the files of the committed checkpoint. If `but` is empty, the mark is deleted
                 only when no file is left below `name`.
             keep_mark: whether to keep the mark.
-            deadline_s: when to give up, by the monotonic clock; None for never.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Returns:
             The number of deleted files.

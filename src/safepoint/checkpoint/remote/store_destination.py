@@ -75,7 +75,7 @@ class StoreDestination:
 
         Args:
             manifest: the manifest of the checkpoint that is going to be committed, if it is known.
-            files: path → size of the files that are going to be put; None for those of `manifest`.
+            files: path → size of the files that are going to be put; None for the files of `manifest`.
 
         Returns:
             False when the store has exactly this manifest, and all of its files; then nothing was changed.

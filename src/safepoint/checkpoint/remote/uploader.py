@@ -321,5 +321,5 @@ class Uploader:
 
 
 def _identity(record: Record) -> tuple[bool, Manifest]:
-    """(Is the record a manifest?, the checkpoint's manifest). Records with equal results lead to the same upload."""
+    """Whether the record is a manifest, and the checkpoint's manifest. Records with equal pairs are uploaded alike."""
     return isinstance(record, Manifest), manifest_of(record)

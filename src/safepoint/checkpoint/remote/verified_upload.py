@@ -83,7 +83,7 @@ def upload_verified(
         fence: see `Store.upload`.
         progress: receives the number of bytes that have reached the store since its last call; a negative number
             withdraws bytes that are going to be sent again.
-        deadline_s: when to give up, by the monotonic clock; None for never.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Returns:
         The entry of the uploaded file.

@@ -53,7 +53,7 @@ _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
 
 
 def check_empty(target: Location, *, has_manifest: bool = False) -> None:
-    """Refuse a target that holds files, except those that an interrupted export has left there.
+    """Refuse a target that holds files. Files that an interrupted export has left there do not count.
 
     Args:
         target: the folder or prefix.

@@ -55,7 +55,7 @@ def is_whole(name: str) -> bool:
 
 
 def check_outside(target: Location) -> None:
-    """Raise UsageError for a location inside a checkpoint: a file that is written there would damage it."""
+    """Raise UsageError for a location inside a checkpoint: a new file there would damage the checkpoint."""
     if any(step_of(Path(part)) is not None for part in target.path.split("/")[:-1]):
         raise UsageError(
             f"{target} is inside a checkpoint, and writing there would damage it", hint="use another location"
@@ -159,7 +159,7 @@ def export(
     Args:
         source: the inventory with the checkpoint.
         item: the checkpoint.
-        target: a folder or a prefix in which there is nothing yet.
+        target: a folder or a prefix that is empty or does not exist.
         with_code: whether the code of the model is exported, too.
         progress: see `Progress`.
 

@@ -107,7 +107,7 @@ def export_pieces(
     Args:
         store: where the checkpoint is, a folder or an object store.
         prefix: the checkpoint's key; empty for the store's own location.
-        target: a folder or a prefix in which there is nothing yet.
+        target: a folder or a prefix that is empty or does not exist.
         with_code: see `copying.export`.
         progress: see `copying.Progress`.
 
@@ -128,7 +128,7 @@ def export_pieces(
 
     with contextlib.ExitStack() as lease:
         local = store.location.folder / prefix if store.location.is_folder else None
-        # A lease (a lock) prevents that a running training deletes the checkpoint during the export.
+        # While the lease (a lock) is held, a running training does not delete the checkpoint.
         if local is not None and (local / MANIFEST_NAME).is_file():
             lease.enter_context(reading(local / MANIFEST_NAME))
         folder, manifest = _browse(browse(store, prefix), store, prefix, note)

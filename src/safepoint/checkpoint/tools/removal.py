@@ -13,7 +13,7 @@ COMMAND = "remove-checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What `remove` has done.
+    """The result of `remove`.
 
     Args:
         deleted: the items that are gone.
@@ -27,7 +27,7 @@ class Removal:
 
 
 def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
-    """Delete items. If an item cannot be deleted, such as an immutable folder, the others are deleted nevertheless.
+    """Delete items. If an item cannot be deleted (an immutable folder, for example), the others are still deleted.
 
     Raises:
         ConflictError: a run has begun to use the object store meanwhile.

@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What `repair` has found and, except in a dry run, has done.
+    """The result of `repair`. In a dry run, nothing was deleted or moved.
 
     Args:
         unfinished: checkpoints in an object store that Safepoint began and never committed; they are deleted. Empty

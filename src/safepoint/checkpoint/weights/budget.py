@@ -21,7 +21,7 @@ _BYTES_PER_STEP = 1000
 
 
 class Cost(enum.Enum):
-    """What is counted. The value completes the message "it has more than 1000 …"."""
+    """The things that are counted. The value completes the message "it has more than 1000 …"."""
 
     RUNS = "contiguous pieces of weights"
     WEIGHTS = "weights"

@@ -62,8 +62,8 @@ def check_apart(places: Iterable[Place]) -> None:
 def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[StoredWeight]:
     """The model's weights.
 
-    These are the tensors below a key `model`, `state_dict` or `module`. Without one of these keys, they are all
-    tensors that are not below a key of an optimizer, a scheduler, random numbers or the trainer (`_NOT_MODEL`).
+    These are the tensors below a key `model`, `state_dict` or `module`. If there is no such key, they are all tensors
+    that are not below a key of an optimizer, a scheduler, random numbers or the trainer (`_NOT_MODEL`).
 
     Args:
         folder: the folder that contains `.metadata`.

@@ -49,8 +49,8 @@ _STORAGES = {
 }
 
 CheckName = Callable[[str, str], None]
-"""Called with the module and the name of each class or function that a pickle names, except those for which the
-reader of the pickle has a replacement. It may raise CheckpointError."""
+"""Called with the module and the name of each class or function that a pickle names. Names for which the reader of
+the pickle has a replacement are left out. It may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
@@ -68,7 +68,7 @@ class Inert:
     state: Any = None
 
     def __new__(cls, *args: Any, **_: Any) -> "Inert":
-        """Keep the arguments, whatever they are."""
+        """Keep the arguments. Any arguments are allowed."""
         made = super().__new__(cls)
         made.args = args
         return made

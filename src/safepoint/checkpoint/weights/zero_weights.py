@@ -212,7 +212,7 @@ def _frozen(models: Sequence[Mapping[str, Any]], stage: int, budget: Budget) -> 
 
 
 def _others(model: Mapping[str, Any], stage: int, budget: Budget) -> Iterator[StoredWeight]:
-    """The buffers. Below stage 3, where each rank has the whole model, also all other tensors of the model."""
+    """The buffers. Below stage 3, each rank has the whole model, so all other tensors of the model are included."""
     module: dict[str, Any] = model.get("module") or {}
     buffers: set[str] = {name for name in model.get("buffer_names") or () if type(name) is str}
     budget.spend(Cost.WEIGHTS, len(module))

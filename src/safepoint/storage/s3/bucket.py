@@ -1,4 +1,4 @@
-"""A bucket of S3 or a compatible server: small objects in one request, large ones in parts; see `Bucket`."""
+"""A bucket of S3 or a compatible server: small objects in one request, large objects in parts; see `Bucket`."""
 
 import base64
 import contextlib
