@@ -321,5 +321,5 @@ class Uploader:
 
 
 def _identity(record: Record) -> tuple[bool, Manifest]:
-    """Whether the record is a manifest, and the checkpoint's manifest. Records with equal pairs are uploaded alike."""
+    """Whether the record is a manifest, and the checkpoint's manifest. Records with equal pairs need one upload."""
     return isinstance(record, Manifest), manifest_of(record)
