@@ -23,8 +23,8 @@ seconds may be interrupted, too, and then begins again. So the time from one com
 e^(λR) / λ seconds on average. The productive share of the time is the expected work divided by this time. It is
 called ETTR, the effective training time ratio.
 
-For interruptions of the machine only and D = δ this is the exact expression of J. T. Daly, A higher order estimate of
-the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. The
+If all interruptions end the machine, and D = δ, this is the exact expression of J. T. Daly, A higher order estimate
+of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. The
 model assumes that the state with which a start begins is durable, and that a save is durable before the next save
 begins.
 """
@@ -171,15 +171,15 @@ def productive_share(interval_s: float, times: SaveTimes, interruptions: Interru
 
     Args:
         interval_s: seconds of work between two saves; `math.inf` if only announced interruptions cause saves.
-        times: what a save and a restart cost.
+        times: the costs of a save and of a restart.
         interruptions: how often the training is interrupted.
 
     Raises:
         ValueError: `interval_s` is not above 0.
 
-    The formula is in the docstring of this module. With `snapshot_every_s`, work continues at the rate s / (s + stall
-    of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest of these
-    snapshots.
+    The formula is in the docstring of this module. If `snapshot_every_s` (s) is set, work continues at the rate
+    s / (s + stall of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest
+    of these snapshots.
     """
     if not interval_s > 0:
         raise ValueError(f"interval_s is {interval_s!r}, and must be above 0")
@@ -225,7 +225,7 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     """The interval with the largest `productive_share`, in seconds of work.
 
     Returns:
-        `math.inf` if no periodic save pays, because all interruptions are announced or saves cost too much. The
+        `math.inf` if periodic saves do not pay, because all interruptions are announced or saves cost too much. The
         result is never less than the time that a save needs to become durable after its stall, because saves are
         written one after another. It is at most `SHORTEST_STEP_S` if a save after each step is best, because saves
         cost nothing or too little to matter.

@@ -11,7 +11,7 @@ TEMPLATE_BYTES = 600_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutline:
-    """The parts of a job's specification on which its needs depend, before the job is submitted.
+    """The parts of a job's specification on which the needs of the job depend, before the job is submitted.
 
     Args:
         num_nodes: the number of pods.
@@ -39,7 +39,7 @@ class JobNeeds:
         problem: why nothing could be computed for the model; empty if the other fields have values.
         training: a text for people with the assumptions about the training.
         checkpoint_bytes: the size of a checkpoint under these assumptions.
-        most_bytes: the size that no checkpoint of this model exceeds, with any strategy.
+        most_bytes: an upper bound of the size of a checkpoint of this model, for all strategies.
         local_bytes: for a job with an object store, the size of a local folder in which all its checkpoints fit at
             any moment; None if the job has no such folder, or if it is not known how many checkpoints stay there.
         unlimited: why `local_bytes` must not become a limit; empty if it may become one.

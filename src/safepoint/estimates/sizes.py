@@ -159,7 +159,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             num_settings=12,
             moments=2,
             also=("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"),
-            # The Trainer has bitsandbytes keep 32 bits for each nn.Embedding (`register_module_override`).
+            # Under the Trainer, bitsandbytes keeps 32 bits for each nn.Embedding (`register_module_override`).
             states_of_embeddings=_in_32bit(2),
         ),
         Optimizer(

@@ -16,7 +16,7 @@ from safepoint.storage.location import CLAIMS, Location, parse_location, resolve
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
 STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The variable in which a cluster names the URL that the job's status is sent to."""
+"""The variable with the URL to which a job sends its status. A cluster sets this variable."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "SAFEPOINT_"
 _MARK = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -75,7 +75,7 @@ class RunSettings:
     termination_log: str | None = None
     """The file for the termination message; None for /dev/termination-log, if that file exists."""
     snapshot_memory: str | None = None
-    """How much memory all snapshots of one node may take, such as `8Gi`; None limits only by `snapshot_slots`."""
+    """How much memory all snapshots of one node may take, such as `8Gi`. If None, `snapshot_slots` is the limit."""
     preload: bool = True
     """Copy the ranks of a node from one process that has imported their packages."""
     verbosity: int = 0

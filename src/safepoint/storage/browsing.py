@@ -30,7 +30,7 @@ class ReadablePath(Protocol):
         ...
 
     def __truediv__(self, key: str, /) -> Self:
-        """A path below this one."""
+        """A path below this path."""
         ...
 
     def __lt__(self, other: Self, /) -> bool:

@@ -1,4 +1,4 @@
-"""The Protocol of a bucket: the requests that differ between services. All services share `object_store`."""
+"""The Protocol of a bucket: the requests that differ between services. All services use `object_store`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol

@@ -118,14 +118,14 @@ class Location:
 
     @property
     def parent(self) -> "Location":
-        """The location that contains this one; `.` for a relative folder without `/`."""
+        """The location that contains this location; `.` for a relative folder without `/`."""
         path = self.path.rpartition("/")[0]
         if self.is_folder and not path:
             path = "/" if self.path.startswith("/") else "."
         return replace(self, path=path)
 
     def child(self, name: str) -> "Location":
-        """The location called `name` inside this one."""
+        """The location called `name` inside this location."""
         return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
 
     def resolved(self, base: str) -> "Location":

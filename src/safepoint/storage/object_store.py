@@ -233,7 +233,7 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
 
 
 def _read_small(file: OpenFile) -> bytes:
-    """The bytes of a file that was small a moment ago; it may have grown to any size since."""
+    """The bytes of a file that was small when it was opened. It may have grown to any size since then."""
     data = bytearray()
     while block := os.pread(file.descriptor, file.size_bytes + 1 - len(data), len(data)):
         data += block

@@ -17,7 +17,7 @@ _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy for requests to `url` by the environment; None if there is no proxy, or if `url` is not `https:`.
+    """The environment's proxy for requests to `url`; None if there is no proxy, or if `url` is not `https:`.
 
     A proxy could read unencrypted requests. Encrypted requests pass through a proxy in a tunnel.
 

@@ -123,7 +123,7 @@ class Store(Protocol):
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`).
       It also succeeds if an earlier try has already done the work, and its answer was lost;
     - content that was changed on its way to the store is sent again, or the write fails; it never counts as written;
-    - memory does not grow with the size of an object, except in `read`, which returns all requested bytes;
+    - memory stays bounded for objects of any size, except in `read`, which returns all requested bytes;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.
 
     All methods may raise AccessDeniedError and TransientError (the deadline has passed). The docstring of each method
@@ -138,8 +138,8 @@ class Store(Protocol):
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """Yield the objects below `prefix/`, sorted by key; without a prefix, all objects of the store.
 
-        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of Google
-        and Azure, which the library obstore reads, the listing fails at an object with an invalid name.
+        Objects of other programs whose names are not valid keys are left out, with a warning. The library obstore
+        lists the stores of Google and Azure. There, the listing fails at an object with an invalid name.
         """
         ...
 
@@ -207,7 +207,7 @@ class Store(Protocol):
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Write a file or a stream of bytes of any size, a large one in parts. An existing object is replaced.
+        """Write a file or a stream of any size. Large sources are sent in parts. An existing object is replaced.
 
         If an upload to S3 is interrupted, a repeated upload, even by another process, sends only the missing parts.
         On the other object stores, a repeated upload sends everything again.

@@ -106,7 +106,7 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
         rejected: called with each damaged checkpoint that is skipped, and its first fault.
 
     Returns:
-        Path and manifest, or None when the folder holds nothing that is named like a checkpoint.
+        Path and manifest; None if no path in the folder has the name of a checkpoint.
 
     Raises:
         NothingValidError: checkpoints exist, and none of them is valid.

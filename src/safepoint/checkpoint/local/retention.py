@@ -289,7 +289,7 @@ def prune(
         report: receives the events.
         protected: steps that are never deleted.
         run_id: the run whose checkpoints to delete; None for all runs.
-        deadline_s: when to give up on a store.
+        deadline_s: when to give up on a store, by the monotonic clock. If None, only each request has a time limit.
 
     Raises:
         ConflictError: another attempt has claimed the store.
@@ -321,10 +321,10 @@ def delete_one(
         folder: the checkpoints.
         step: the step of the checkpoint.
         report: receives the events.
-        deadline_s: when to give up on a store.
+        deadline_s: when to give up on a store, by the monotonic clock. If None, only each request has a time limit.
 
     Returns:
-        Whether it is deleted. Also False while a process reads or uploads it.
+        Whether the checkpoint was deleted. Also False if a process reads or uploads it.
     """
     from safepoint.checkpoint.format.catalog import checkpoint_name  # not at the top, because it imports manifests
     from safepoint.foundation.events.run_events import PruneFailed

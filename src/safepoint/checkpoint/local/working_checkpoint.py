@@ -9,7 +9,7 @@
 A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after the
 commit leaves a complete checkpoint.
 
-Files that are added after the commit, by a user's callback for example, are not part of the checkpoint until
+A user's callback, for example, may add files after the commit. They are not part of the checkpoint until
 `replace_record` has written a record (a manifest or the record of a part) that names them.
 """
 
@@ -68,7 +68,10 @@ class WorkingCheckpoint(FolderDestination):
         super().__init__(self._root / "merged", target, trash=output.trash)
 
     def rank_root(self, rank: int) -> Path:
-        """Create the output folder of the framework of `rank`, which saves to `checkpoint-<step>/` in this folder."""
+        """Create and return the folder that the framework of `rank` uses as its output folder.
+
+        The framework saves to `checkpoint-<step>/` in this folder.
+        """
         root = self._root / f"rank-{rank}"
         no_links.make_folders(root / self.name)
         return root

@@ -1,4 +1,4 @@
-"""Checks and completes what `torch.load` returns from a checkpoint that an attacker may have written.
+"""Checks and completes the values that `torch.load` reads from a checkpoint. An attacker may have written the file.
 
 `weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
 remain:
@@ -123,8 +123,8 @@ def finish(loaded: Any) -> Any:
     """Replace stand-ins by numpy's arrays and types, and check all values.
 
     Args:
-        loaded: what `torch.load` has returned. Its lists, its dictionaries and the attributes in it are changed in
-            place.
+        loaded: the value that `torch.load` has returned. Its lists, its dictionaries and the attributes in it are
+            changed in place.
 
     Raises:
         ValueError: a container contains itself, there are too many values, tensors are larger than the file, or a

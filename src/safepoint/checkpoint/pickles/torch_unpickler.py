@@ -1,4 +1,4 @@
-"""torch's restricted unpickler (`weights_only=True`), with checks of what it calls and of the keys that it hashes.
+"""torch's restricted unpickler (`weights_only=True`), with checks of its calls and of the keys that it hashes.
 
 torch restricts which functions a pickle calls, but not the arguments of the calls. For example,
 `torch.FloatTensor(20000)` returns memory that this process has freed, and the next checkpoint would contain this
@@ -45,7 +45,7 @@ _WITHOUT_ARGUMENTS = {
         *(pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET),
     )
 }
-# The limits are higher than what the state of a script needs, such as 128-bit hashes or the tokens of a text as keys.
+# The limits are higher than the needs of a script's state, such as 128-bit hashes or the tokens of a text as keys.
 # With lower limits, a run might not be able to load its own checkpoints.
 _MOST_TUPLES = 100_000
 _MOST_PARTS = 100_000

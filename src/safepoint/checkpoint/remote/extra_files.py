@@ -104,7 +104,7 @@ class ExtraFiles:
 
         Args:
             reason: why.
-            names: the names of the files; None for all that are not uploaded yet.
+            names: the names of the files; None for all files that are not uploaded yet.
         """
         if names is None:
             chosen, _ = self._choose()

@@ -99,7 +99,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     """Create the files of a checkpoint at their full size, without content.
 
     Raises:
-        CheckpointError: the file system does not allow a path of the checkpoint, such as one that is too long.
+        CheckpointError: the file system does not allow a path of the checkpoint, such as a path that is too long.
         StorageError: the disk has too little free space; nothing was created.
         OSError: the folder cannot be written.
     """

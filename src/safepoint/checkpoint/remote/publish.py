@@ -215,7 +215,7 @@ class NodeUploaders:
         self._signs: set[tuple[str, str, float]] = set()
 
     def begun(self, deadline_s: float | None) -> set[str]:
-        """The checkpoints that a node has begun to upload, and that are newer than the run's checkpoints there.
+        """Checkpoints that a node has begun to upload, and that are newer than the run's checkpoints in the store.
 
         Returns:
             Their names; empty if there is only one node, or if the store cannot be read.
@@ -235,7 +235,7 @@ class NodeUploaders:
         return -1
 
     def may_begin(self, deadline_s: float | None) -> bool:
-        """Whether this node may begin another checkpoint: its last one is complete in the store, or superseded.
+        """Whether this node may begin another checkpoint: its last checkpoint is complete in the store or superseded.
 
         The method reads the store at most once a second.
         """

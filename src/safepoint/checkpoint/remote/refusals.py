@@ -19,7 +19,7 @@ from safepoint.storage.store import Store
 ATTEMPT_KEY = ".safepoint/attempt.json"
 _MOST_TRIED = 8
 _ADVICE = (
-    "if it is archived, restore it from the archive; otherwise the owner of the bucket has to allow it: check the "
+    "if it is archived, restore it from the archive; if not, the owner of the bucket has to allow access: check the "
     "policy of the bucket and the key with which the object is encrypted"
 )
 

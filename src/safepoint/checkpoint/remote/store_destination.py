@@ -31,7 +31,7 @@ from safepoint.foundation import clock
 from safepoint.storage.store import ABSENT, Condition, Progress
 
 DISCARD_WITHIN_S = 15.0
-"""How long a writer that has failed tries to delete what it has uploaded."""
+"""How many seconds a failed writer tries to delete the files that it has uploaded."""
 _NUM_THREADS = 4
 _SMALL_STREAM_BYTES = 4 << 20
 
@@ -44,7 +44,7 @@ class StoreDestination:
         name: the name of the checkpoint or model, such as `checkpoint-20` or `final`.
         sent: the files that earlier writers of the name have uploaded; `put` adds each file that it uploads. None:
             there were no earlier writers.
-        deadline_s: when to give up, by the monotonic clock.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
     """
 
     def __init__(

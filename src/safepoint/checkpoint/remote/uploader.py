@@ -191,10 +191,10 @@ class Uploader:
         self._report(UploadSuperseded(step=step_of(folder) or 0))
 
     def upload_next(self) -> bool:
-        """Upload one checkpoint, and prune the store when it is committed there.
+        """Upload one checkpoint or the final model. After a checkpoint, prune the store.
 
         Returns:
-            Whether there was a checkpoint to upload.
+            Whether there was a checkpoint or a final model to upload.
 
         Raises:
             ConflictError: another attempt has claimed the location: nothing more is uploaded.

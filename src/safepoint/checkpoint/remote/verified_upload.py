@@ -142,7 +142,7 @@ def _changed(file: SourceFile) -> CheckpointError:
 
 @contextlib.contextmanager
 def _digesting(file: SourceFile) -> Generator[tuple[OpenFile | Content, _Result]]:
-    """Yield what to upload in place of `file.source`, and a function that returns the digest of the uploaded bytes.
+    """Yield the source to upload in place of `file.source`, and a function that returns the digest of its bytes.
 
     A file is read a second time, in parallel with its upload; a stream is digested while it is sent.
     """

@@ -260,7 +260,7 @@ class Inventory:
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"its step is {manifest.step}"), *faults)
         if is_passed_over:
-            reason = "the run did not use it, and could not move it aside: move it away, or see --drop-damaged"
+            reason = "the run did not use it, and could not move it aside: move it away, or use --drop-damaged"
             faults = (Fault(file="the folder", reason=reason), *faults)
         modified_s = max(item.modified_s for item in objects)
         created_s = Candidate.of(manifest, ()).created_s if manifest is not None else modified_s

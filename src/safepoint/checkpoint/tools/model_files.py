@@ -41,13 +41,13 @@ a name that begins with a hyphen to a command as an option."""
 
 
 def is_exported(path: str, *, with_code: bool = False) -> bool:
-    """Whether a file of a checkpoint, by its path there, is exported.
+    """Whether the file at a path in a checkpoint is exported.
 
     Args:
         path: the path, with `/`.
         with_code: whether the code of the model is exported, too.
     """
-    *folders, name = path.casefold().split("/")  # as file systems without case compare names
+    *folders, name = path.casefold().split("/")  # some file systems ignore the case of names
     if any(map(_FOLDERS.fullmatch, folders)) or name.startswith((".", "-")) or _OBEYED.fullmatch(name):
         return False
     suffix = f".{name.rpartition('.')[2]}"

@@ -74,7 +74,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
         where, reason = next(iter(failed.items()))
         others = f", and {plural(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
         raise StorageError(
-            f"{where}{others} cannot be deleted ({reason}); all else was deleted",
+            f"{where}{others} cannot be deleted ({reason}); the other checkpoints were deleted",
             hint="the job still exists; fix the owner or the attributes of the folder, then delete the job again",
         )
     if kept:
