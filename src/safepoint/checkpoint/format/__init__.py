@@ -1,2 +1,2 @@
-"""The files of a checkpoint: the manifest, the digests, the record of the files that one node holds. Also verifies and
-lists folders."""
+"""The files of a checkpoint: the manifest, the digests, the record of the files that one node holds. This package
+also verifies and lists folders."""
