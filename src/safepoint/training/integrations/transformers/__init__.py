@@ -8,8 +8,8 @@
 - `own_save`: redirects what a subclass in the script writes in its own `_save_checkpoint`.
 - `hub`: keeps Safepoint's own files out of uploads to the Hugging Face Hub.
 - `save_callbacks`: which callbacks are notified of saves, and when.
-- `resume`: what an exact resume needs and the Trainer itself does not save or load.
-- `sharding`: how ranks share a model, and how a checkpoint or a final model is made of their shares.
+- `resume`: the state that an exact resume needs, and that the Trainer itself does not save or load.
+- `sharding`: how a model is divided into shards of the ranks, and how these make a checkpoint or a final model.
 """
 
 import functools
@@ -46,8 +46,8 @@ def install(context: RankContext) -> None:
 def install_before_ranks() -> None:
     """Hook uploads in a process from which ranks are copied.
 
-    Other modules take the function `upload_folder` from the hooked module when they are imported, which is before
-    `install` is called in the copy.
+    Other modules import the function `upload_folder` from the hooked module. They do this before `install` is called
+    in the copy.
     """
     after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=_OutputsOfRank()))
 

@@ -208,8 +208,8 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # A module copies the loaded tensors, or gets copies (`checked_modules`). So the tensors can be mapped from
-            # the file. An optimizer or another part may keep the loaded tensors, so its file is read into memory.
+            # A module copies the loaded tensors, or gets copies (`checked_modules`). So these tensors may be mapped
+            # from the file. An optimizer or another part may keep its tensors, so its file is read into memory.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)
