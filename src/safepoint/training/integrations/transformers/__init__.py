@@ -9,7 +9,7 @@
 - `hub`: keeps Safepoint's own files out of uploads to the Hugging Face Hub.
 - `save_callbacks`: which callbacks are notified of saves, and when.
 - `resume`: the state that an exact resume needs, and that the Trainer itself does not save or load.
-- `sharding`: how a model is divided into shards of the ranks, and how these make a checkpoint or a final model.
+- `sharding`: how the ranks divide a model, and how a checkpoint or a final model is made of their parts.
 """
 
 import functools
