@@ -6,8 +6,8 @@ which user has opened a socket of this machine. So when a group has formed, this
 gloo has accepted, and shuts down the connections of other users. If a group uses such a connection, the group fails
 at its first exchange, and the job restarts.
 
-This module does not check three kinds of connections: from other machines, of NCCL, and of groups that connect only
-at their first use (TORCH_GLOO_LAZY_INIT).
+This module does not check three kinds of connections: connections from other machines, connections of NCCL, and
+connections of groups that connect only at their first use (TORCH_GLOO_LAZY_INIT).
 """
 
 import contextlib

@@ -327,7 +327,7 @@ class Training:
 
     def _steps_in_all(self, in_epoch: int) -> int:
         """Optimizer steps of the whole run; 0 if their number is not known."""
-        # The last step of an epoch may have fewer batches than the others.
+        # The last step of an epoch may have fewer batches than the other steps.
         self._most_batches = most = max(self._most_batches, self._loop.batches_per_step)
         batches = self.epochs_to_do * in_epoch
         steps = self.epochs_to_do * -(-in_epoch // most) if self.steps_at_epoch_end else batches // most

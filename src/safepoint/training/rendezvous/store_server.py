@@ -1,9 +1,9 @@
 """The sockets of the rendezvous, on a thread of the launcher.
 
 On every node, the server listens at a socket on loopback, and serves only processes of the same user. The clients are
-the ranks, and torch elastic's agent, which supervises the ranks. On node 0, the socket leads to the store itself. Any
-other node first exchanges proofs with node 0 that both belong to the job (`admission`). Then the server passes the
-connection on to node 0.
+the ranks, and torch elastic's agent, which supervises the ranks. On node 0, the socket leads to the store itself. On
+any other node, the server passes each connection on to node 0. Before this, the two nodes prove to each other that
+they belong to the job (`admission`).
 """
 
 import asyncio

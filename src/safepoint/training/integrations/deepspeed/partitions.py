@@ -2,8 +2,8 @@
 
 Moments are the tensors that the optimizer keeps for each weight, such as `exp_avg`.
 
-Stages 1 and 2 of ZeRO concatenate the weights of a group of the optimizer, and split the result into equal parts, one
-for each rank. Stage 3 splits each single weight into such parts. DeepSpeed 0.19 writes this layout. Files are mapped
+Stages 1 and 2 of ZeRO concatenate the weights of each optimizer group, and split the result into equal parts: one for
+each rank. Stage 3 splits each single weight into such parts. DeepSpeed 0.19 writes this layout. Files are mapped
 into memory, so that only the requested parts are read. Pickles in the files are read as data: this module calls no
 function or class that a pickle names.
 """

@@ -23,7 +23,7 @@ from safepoint.foundation.volumes.needed import shortage
 from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
 
 OTHERS = "others"
-"""The folder for what DeepSpeed's universal layout does not include."""
+"""The folder for buffers and frozen weights, which DeepSpeed's universal layout does not include."""
 _MODEL_FILE = {True: "zero_pp_rank_0_mp_rank_00_model_states.pt", False: "mp_rank_00_model_states.pt"}
 _IN_STAGE_3 = {"exp_avg", "exp_avg_sq"}
 _FILE_BYTES = 4096

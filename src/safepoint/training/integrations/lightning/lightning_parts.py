@@ -305,7 +305,7 @@ class DirectCheckpointIO(CheckpointIO):
             return {name: one if name in _COPIED else unmapped(one) for name, one in found.items()}
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # hostile content may raise anything
+        except Exception as error:  # hostile content may raise any error
             if weights_only is False:
                 raise
             raise UsageError(

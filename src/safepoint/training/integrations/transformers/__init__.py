@@ -1,11 +1,11 @@
-"""Hugging Face Trainer, and every trainer built on it: hooked when the user's script imports transformers.
+"""Hooks Hugging Face's Trainer, and every trainer that is based on it, when the user's script imports transformers.
 
 - `arguments`: the options that were given to `safepoint run` replace the script's own.
 - `hook`: lets Safepoint save, stop and resume every `train()` of the process.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `trainer_loop`: runs the Trainer's own `_save_checkpoint` in a working folder.
 - `only_rank`: trains the model of a job's only rank as it is.
-- `own_save`: redirects what a subclass in the script writes in its own `_save_checkpoint`.
+- `own_save`: redirects the files that a subclass in the script writes in its own `_save_checkpoint`.
 - `hub`: keeps Safepoint's own files out of uploads to the Hugging Face Hub.
 - `save_callbacks`: which callbacks are notified of saves, and when.
 - `resume`: the state that an exact resume needs, and that the Trainer itself does not save or load.
@@ -53,7 +53,7 @@ def install_before_ranks() -> None:
 
 
 def prepare_before_ranks() -> None:
-    """If the Trainer is imported, make transformers build the tables that it would otherwise build in each rank."""
+    """If the Trainer is imported, make transformers build its tables now, so that not each rank has to build them."""
     if "transformers.trainer" in sys.modules:
         build_mappings("")
 

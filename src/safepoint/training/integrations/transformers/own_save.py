@@ -1,4 +1,4 @@
-"""Redirects what a script's own `_save_checkpoint` writes.
+"""Redirects the files that a script's own `_save_checkpoint` writes.
 
 A subclass may add files to a checkpoint. Safepoint first writes each checkpoint in a working folder, so the files
 must be written there. The subclass's code names the checkpoint's folder in one of two ways:

@@ -4,10 +4,10 @@ A fetch reads the samples of a batch and puts the batch together. It may draw ra
 collator that masks tokens, or in an augmentation. An exact resume has to draw the same numbers again.
 
 - Accelerate and Lightning fetch a batch before the loop trains on the previous batch. So at the end of a step, the
-  fetch of the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a
+  next batch is fetched already, and has drawn its random numbers. A resume has to fetch this batch again. For a
   loader without workers, this module copies the random number states before the samples of each batch are read. A
-  resume restores the copy that was made for this batch, fetches the batch, and only then restores the states that the
-  checkpoint has for the end of the step.
+  resume restores the copy that was made for this batch, and fetches the batch. Only then it restores the states that
+  the checkpoint has for the end of the step.
 - Each worker of a loader has random number states of its own. These states are saved for map-style data, if the
   loader itself keeps no state. A persistent worker sends its states with each batch. Any other worker sends them only
   after it has drawn a number. A resume starts the new workers with these states. The workers read batches in turn. So

@@ -277,7 +277,7 @@ class TrackedData:
         return bool(getattr(self.loader, "persistent_workers", False)) and self.epoch > 0
 
     def _skip(self, resumed: Position, rng: dict[str, Any] | None) -> Iterator[Any]:
-        """The batches of an epoch, without those that were trained on.
+        """The batches of an epoch that were not trained on yet.
 
         A loader does not count the batches that its sampler skips, so the loader's own state is not saved.
         """

@@ -87,7 +87,7 @@ def restore_accumulators(trainer: Any, saved: Any) -> None:
 
 
 def restore_into(target: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """Replace the entries of `target` in place by those of `value`.
+    """Replace the entries of `target` in place by the entries of `value`.
 
     `target` may be a defaultdict, and other code may refer to it.
     """

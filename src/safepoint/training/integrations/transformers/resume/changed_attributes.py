@@ -1,9 +1,9 @@
 """Finds the attributes of a trainer that a training can change, in the code of the script and its libraries.
 
-A checkpoint contains numbers that a training has counted. Another person may have written the checkpoint, with values
-for settings among these numbers, such as the weight of a part of the loss or the longest text to generate. Such a
-value would change what the script trains, and each later checkpoint would contain it. So a number is restored only if
-some code sets the attribute after the trainer was made.
+A checkpoint contains numbers that a training has counted. Another person may have written the checkpoint, and added
+values of settings to these numbers. Examples are the weight of a part of the loss, and the longest text to generate.
+Such a value would change what the script trains, and each later checkpoint would contain the value. So a number is
+restored only if some code sets the attribute after the trainer was made.
 """
 
 import dis
@@ -21,9 +21,9 @@ _MAKES = {"__init__", "__new__", "__post_init__"}
 def set_attributes(trainer: Any) -> frozenset[str]:
     """The names of all attributes that some code sets outside of an `__init__`.
 
-    This function examines the classes of the trainer and of its callbacks, the functions in the modules of these
-    classes, and the functions in the script, each with its inner functions. If code sets an attribute by a computed
-    name, the attribute is not found.
+    This function examines the classes of the trainer and of its callbacks. It also examines the functions in the
+    script and in the modules of these classes, and all inner functions. If code sets an attribute by a computed name,
+    the attribute is not found.
     """
     kinds = _classes(trainer)
     modules = [sys.modules.get(name) for name in {"__main__", *(kind.__module__ for kind in kinds)}]

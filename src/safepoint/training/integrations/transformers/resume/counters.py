@@ -1,7 +1,7 @@
-"""What callbacks and TRL's trainers count during a training.
+"""Copies and restores the numbers that callbacks and TRL's trainers count during a training.
 
-transformers saves what stateful callbacks count, such as the patience of early stopping. This module restores these
-values.
+transformers saves the counts of stateful callbacks, such as the patience of early stopping. This module restores
+these values.
 
 TRL's trainers keep the averages between two log lines, and the number of tokens so far, in attributes that they do
 not save. Trainers that generate also keep the completions that are still to be trained on. A resume must not generate
@@ -31,7 +31,7 @@ _CYCLE = ("_step", "_buffered_inputs")
 
 
 class CallbackCounters:
-    """A copy of what stateful callbacks have counted, and of the stop that callbacks have requested.
+    """A copy of the counts of stateful callbacks, and of the stop requests of callbacks.
 
     Args:
         trainer: the trainer that has the callbacks.
@@ -86,8 +86,8 @@ def limit_callbacks(trainer: Any) -> None:
     This function removes from the Trainer's state everything that the callback does not save itself.
 
     Raises:
-        ValueError: a saved value has another type than the callback's value, or an argument that is not a number
-            differs from the script's argument. Such an argument may be the path of a file.
+        ValueError: a saved value has another type than the callback's value. Or a saved argument differs from the
+            script's argument, and is not a number: for example, it may be the path of a file.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     for name, records in list(saved.items()):

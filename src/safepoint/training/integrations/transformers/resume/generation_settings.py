@@ -20,8 +20,8 @@ def generation_settings(model: Any) -> dict[str, Any]:
 def restore_generation_settings(model: Any, saved: Any) -> None:
     """Set the values that `generation_settings` has returned.
 
-    Names that the model's settings do not have, and values that are not plain, are ignored, because another person
-    may have written the file.
+    Another person may have written the file. So two kinds of entries are ignored: names that the model's settings do
+    not have, and values that are not plain.
     """
     own = _settings_of(model)
     for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():

@@ -3,8 +3,8 @@
 A teacher may be updated in each step to follow the trained model. No trainer saves these models, so a resume would
 start with the teacher of the first step. This module saves:
 
-- every model, list of tensors and dictionary of tensors that is an attribute of a callback, because a callback may
-  change it in each step. The callbacks of transformers itself are left out;
+- every model, list of tensors and dictionary of tensors in the attributes of a callback. A callback may change them
+  in each step. The callbacks of transformers itself are left out;
 - every other model of the trainer, if its weights have changed since training began. So a frozen reference model is
   not saved.
 

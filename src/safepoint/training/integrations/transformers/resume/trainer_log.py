@@ -18,7 +18,7 @@ _INDENT = 2
 
 
 def trusted_history(history: list[dict[str, Any]], *, step: int) -> list[dict[str, Any]]:
-    """Return the entries, except those of later steps. If the log is too large, its oldest entries are left out too.
+    """Return the entries, without entries of later steps. If the log is too large, the oldest are left out, too.
 
     Args:
         history: the log in the checkpoint.

@@ -64,8 +64,8 @@ class TrainerResume:
         point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
-        ConflictError: the checkpoint has a batch geometry (ranks, micro-batches and samples per step) that cannot be
-            kept, or another kind of loop wrote the checkpoint.
+        ConflictError: this run cannot keep the checkpoint's batch geometry (ranks, micro-batches and samples per
+            step), or another kind of loop wrote the checkpoint.
     """
 
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
