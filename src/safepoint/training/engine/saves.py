@@ -1,4 +1,4 @@
-"""The saves of one training: through the keeper where possible, otherwise synchronous.
+"""The saves of one training: through the keeper if possible, and synchronous if not.
 
 The keeper is the process of each node that writes snapshots to disk while the training continues. Saves begin at a
 boundary: the point between two optimizer steps.
@@ -121,7 +121,7 @@ class Saves:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Have the keeper commit the snapshot of `step`.
+        """Request that the keeper commits the snapshot of `step`.
 
         Return whether the commit is requested, by this call or an earlier one.
         """
