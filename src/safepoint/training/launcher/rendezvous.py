@@ -43,7 +43,7 @@ class NoPortError(SafepointError):
 
 
 class Rendezvous(RendezvousHandler):
-    """Connects the agent of one node, which supervises the node's ranks, to the job's store. Node 0 serves the store.
+    """Connects one node's agent (the supervisor of the node's ranks) to the job's store. Node 0 serves the store.
 
     Args:
         plan: which nodes there are.

@@ -33,7 +33,7 @@ class SaveRequest:
     Args:
         folder: the launcher's folder.
         pid: the launcher's process id.
-        within_s: how long everything may take.
+        within_s: the most seconds for the save, the upload and the check together.
         sign: called every two seconds with a text that says what the request waits for.
     """
 
@@ -103,7 +103,7 @@ def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointR
     """Request a checkpoint of the only job that this user runs on this machine.
 
     Args:
-        within_s: how long everything may take.
+        within_s: the most seconds for the save, the upload and the check together.
         sign: called every two seconds with a text that says what the request waits for.
 
     Raises:
@@ -119,7 +119,7 @@ def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointR
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out one request. The argument is the number of seconds that it may take."""
+    """Carry out one request. The argument is the number of seconds that the request may take."""
     try:
         receipt = request_save(within_s=float(arguments[0]), sign=lambda what: _print("waits", what))
     except (SafepointError, OSError) as error:
