@@ -217,10 +217,7 @@ class SafepointAgent(PatientAgent):
         """The ranks of this start that were killed because another rank had died."""
 
     def outcome(self, result: RunResult | None) -> AgentOutcome:
-        """The exit codes of the ranks in their last start.
-
-        Args: result: the return value of `run`.
-        """
+        """The exit codes of the ranks in their last start. `result` is the return value of `run`."""
         codes = {worker.global_rank: 0 for worker in self._worker_group.workers}
         if result is not None:
             codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
@@ -293,7 +290,7 @@ class SafepointAgent(PatientAgent):
         return result
 
     def _complete_template(self, template: TemplateProcess) -> None:
-        """After the first step, let the template import what the ranks have loaded; replace it if it has died."""
+        """After the first step: let the template import the ranks' modules. If it has died, start a new template."""
         if not template.ensure():
             self._has_sent_modules = False
         if not self._has_sent_modules and template.becomes_ready():

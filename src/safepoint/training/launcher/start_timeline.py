@@ -1,5 +1,4 @@
-"""Measures the phases of each start of a node's ranks. One event reports the phases after the first step of all
-ranks.
+"""Measures the phases of each start of a node's ranks, and reports them in one event after the ranks' first step.
 
 All times are read from the machine's monotonic clock, which all processes of the machine share. The launcher notes
 its own phases here. The ranks write their phases into their records (`safepoint.training.outcome.rank_record`), and

@@ -362,8 +362,8 @@ class CheckpointChooser:
         if not candidates and stored is None and all(copy.fault is None for copy in copies):
             fault = Fault(file="the checkpoint", reason="the parts of other nodes are missing")
             self._reject(self._place_of(checkpoint_name(step)), fault)
-        # If the store has a checkpoint of this step, checkpoints of the same run come first. Among equal candidates,
-        # newer attempts come first. Within one attempt, manifests with more files come first.
+        # If the store has a checkpoint of this step, checkpoints of the same run come first. Then newer attempts come
+        # first. Within one attempt, manifests with more files come first.
         run_id = stored.run_id if isinstance(stored, Manifest) else None
         return sorted(candidates, key=lambda candidate: _preference(candidate.manifest, run_id), reverse=True)
 

@@ -158,7 +158,7 @@ class ForeignCheckpoints:
         return on_first_rank(self._peers, fault)
 
     def named(self, text: str) -> Place | None:
-        """Where the foreign checkpoint is that `--resume` names; None if `--resume` names something else."""
+        """The place of the foreign checkpoint that `--resume` names; None if it names something else."""
 
         def find() -> Place | None:
             path = Path(text)
@@ -206,7 +206,7 @@ def check_best(path: Path) -> None:
 
 
 def step_in(location: Location, text: str) -> int | None:
-    """The step of the checkpoint at `location` whose URI is `text`; None if `text` is no such URI."""
+    """The step of the checkpoint at `location` with the URI `text`; None if `text` is not such a URI."""
     try:
         named = parse_location(text)
     except ValueError:

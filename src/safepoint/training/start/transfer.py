@@ -145,7 +145,7 @@ class Transfer:
         long_on_all_ranks(self._peers, lambda: stage() if is_here else None)
 
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
-        """Create the working folder, with the output folder's good files and with room for the missing ones."""
+        """Create the working folder: allocate the missing files, and link or copy the output folder's good files."""
         for earlier in self._output.work.glob(f"resume-{checkpoint_name(plan.manifest.step)}-*"):
             with contextlib.suppress(OSError):  # what cannot be deleted stays, and is not used
                 delete_tree(earlier)
