@@ -45,7 +45,7 @@ class Disk:
 
 
 def look_at_folder(folder: Path) -> Disk:
-    """Write for about a second to a file without a name, which disappears when it is closed.
+    """Test the folder: write for about a second to a file without a name. The file disappears when it is closed.
 
     Raises:
         OSError: the folder cannot be written.

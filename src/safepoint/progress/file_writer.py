@@ -40,7 +40,7 @@ class ProgressFile:
                 self._changed.notify_all()
 
     def flush(self, limit_s: float) -> bool:
-        """Write the current content at once, and wait for it.
+        """Write the current content at once, and wait for the end of the write.
 
         Args:
             limit_s: seconds to wait at most.

@@ -151,8 +151,8 @@ class Outcome:
         """Report the end of the training. If its last step is not saved, set `unsaved_end`, for exit code 13."""
         if 0 < step != self.saved_step:
             self.unsaved_end = (
-                f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "
-                "above, and run the same command again"
+                f"the training ended at step {step}, and this step could not be saved; fix the cause given in the "
+                "warning above, and run the same command again"
             )
         self._reporter.report(run_events.Finished(step=step))
         self._end_progress(State.FINISHED)
