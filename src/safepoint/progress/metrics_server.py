@@ -76,7 +76,7 @@ class _Server(http.server.ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            clock.sleep(_PAUSE_S)  # without a free file descriptor, `accept` would fail again at once
+            clock.sleep(_PAUSE_S)  # if no file descriptor is free, `accept` would fail again at once
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -259,7 +259,7 @@ class Progress:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Progress":
-        """Read a record of this or another release: unknown fields are ignored, missing ones have their defaults.
+        """Read a record of this or another release: unknown fields are ignored, missing fields have their defaults.
 
         Raises:
             ValueError: `data` is not a record.

@@ -134,7 +134,7 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, fault: Fault) -> None:
-        """Inject `fault` from now on. If several faults apply to a request, the one that was added first is used."""
+        """Inject `fault` from now on. If several faults apply to a request, the fault added first is used."""
         with self._lock:
             self._faults.append(fault)
 

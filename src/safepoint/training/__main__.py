@@ -1,7 +1,7 @@
 """`python -m safepoint.training SCRIPT [ARGS…]`, or `-m MODULE [ARGS…]`: runs an unchanged script as one rank.
 
 Run it under `safepoint run`, under torchrun, or alone. The variables SAFEPOINT_* hold the options of `safepoint run`.
-If one of these variables says so, the process is a template: a process that the launcher copies to create ranks
+If SAFEPOINT_TEMPLATE is set, the process is a template: a process that the launcher copies to create ranks
 (`safepoint.training.rank_processes`).
 """
 

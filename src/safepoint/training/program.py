@@ -81,7 +81,8 @@ def run_program(program: Sequence[str], *, is_module: bool) -> None:
 def _run_file(name: str) -> None:
     """Run a file as Python does: `__file__` is its absolute path, and `sys.argv[0]` is the path as it was given.
 
-    So the program finds its file after it has changed the current folder. `runpy.run_path` uses one path for both.
+    So the program finds its file after it has changed the current folder. `runpy.run_path` uses the same path for
+    both values.
     """
     path = os.path.abspath(name)
     is_archive = pkgutil.get_importer(path) is not None  # with a `__main__.py`

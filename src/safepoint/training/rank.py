@@ -116,7 +116,7 @@ def _finish_uploads(context: RankContext, code: int) -> int:
     missing = uploads.missing(is_complete=is_complete)
     if code != ExitCode.OK or not missing:
         return code
-    if is_complete:  # otherwise `finish` has already reported the unfinished uploads
+    if is_complete:  # if not, `finish` has already reported the unfinished uploads
         _log.error("%s", missing)
     context.record.ended(ExitCode.STORAGE, missing)
     return ExitCode.STORAGE

@@ -158,7 +158,7 @@ class Outcome:
         self._end_progress(State.FINISHED)
 
     def require_saved_end(self) -> None:
-        """Wait for the uploads of this rank, and check that the last step is saved; used without a launcher.
+        """Wait for the uploads of this rank, and check that the last step is saved; used if there is no launcher.
 
         All ranks call this method when a training has ended. Only the first rank raises the error for an unsaved last
         step. If another rank also ended with an error, torchrun could end the first rank before its uploads are

@@ -250,8 +250,7 @@ class Uploads:
 
 
 def _start(plan: UploaderPlan) -> "subprocess.Popen[bytes]":
-    # The uploader gets a session of its own, so that it is not killed when a launcher kills this rank's process
-    # group.
+    # The uploader gets a session of its own: a launcher that kills this rank's process group must not kill it.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "safepoint.checkpoint.remote.uploader_process"],
         stdin=subprocess.PIPE,

@@ -243,10 +243,10 @@ class Boundary:
         self._hold.ends()
 
     def snapshot_if_due(self) -> None:
-        """Take a snapshot of this boundary, if one is due.
+        """Take a snapshot of this boundary, if a snapshot is due.
 
-        The snapshot stays in memory. When the training stops or fails, it becomes a checkpoint, unless a newer state
-        is saved.
+        The snapshot stays in memory. If the training stops or fails, and no newer state is saved, the snapshot
+        becomes a checkpoint.
         """
         snapshots = self.snapshots
         if self._cadence.is_due(

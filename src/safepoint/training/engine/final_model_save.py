@@ -147,7 +147,7 @@ class FinalModelSave:
         )
 
     def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
-        """Wait until the newest checkpoint, which is more important than the final model, is in the store."""
+        """Wait until the newest checkpoint is in the store, because it is more important than the final model."""
         newest = max((manifest.step for _, manifest in self._setup.output.manifests()), default=None)
         uploader = self._setup.context.uploads.uploader
         if newest is None or uploader is None:
@@ -163,7 +163,7 @@ class FinalModelSave:
             clock.sleep(_LOOK_EVERY_S)
 
     def _source(self, step: int | None) -> str | None:
-        """The path or URI of the checkpoint of `step`, in which the weights are the same as in the final model.
+        """The path or URI of the checkpoint of `step`. Its weights are the same as the final model's weights.
 
         Return the path if the checkpoint is in the output folder. If not, return its URI in the store. Return None if
         `step` is None.

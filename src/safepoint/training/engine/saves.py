@@ -61,7 +61,7 @@ class Saves:
         Args:
             trigger: why the state is saved.
             write: writes this rank's files.
-            is_last: whether this is the last boundary, so that a save cannot be postponed to the next one.
+            is_last: whether this is the last boundary. If so, the save cannot be postponed to the next boundary.
 
         Returns:
             Whether the save was synchronous.
@@ -123,7 +123,7 @@ class Saves:
     def commit_snapshot(self, step: int) -> bool:
         """Request that the keeper commits the snapshot of `step`.
 
-        Return whether the commit is requested, by this call or an earlier one.
+        Return whether the commit is requested, by this call or an earlier call.
         """
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step

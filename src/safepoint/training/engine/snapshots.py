@@ -73,7 +73,7 @@ class Snapshots:
         self.expected_bytes = 0
         """The estimated size of a checkpoint's files in this node's folder; 0 if it is not known."""
         self.save_s: float | None = None
-        """Seconds from the start of the last save until it was durable."""
+        """Seconds from the start of the last save until the save was durable."""
         self._handed_s = self._taken_stall_s = 0.0
         self._taken_time = self._pending_time = ""
         self._pending_stall_s = 0.0
@@ -89,7 +89,7 @@ class Snapshots:
         settings = self._context.settings
         slots = settings.snapshot_slots
         if slots is None and settings.snapshot_steps is not None:
-            slots = 2  # one stays in memory while the other is written
+            slots = 2  # one snapshot stays in memory while the other is written
         self._snapshotter = Snapshotter(keeper, optimizers=self._optimizers, slots=slots, on_torn=self._note_torn)
         self._snapshotter.arena.most_bytes = self._most_bytes
         self._scratch.let_keeper_remove(keeper)

@@ -264,7 +264,7 @@ class SynchronousSave:
             return RankPart(rank=rank, node=self._folders.index, error=reason, is_full=is_full(error))
 
     def set_newest(self, path: Path) -> None:
-        """Record that the keeper has committed the newest checkpoint, the one at `path`."""
+        """Record that the keeper has committed the newest checkpoint. It is at `path`."""
         with contextlib.suppress(ManifestError):
             self._newest = (path, read_manifest(path))
 

@@ -167,7 +167,7 @@ class SafepointAgent(PatientAgent):
         settings: the options of the run, with the folder for the ranks' records.
         relay: receives stop requests, and sends signals to the ranks.
         keeper: the node's keeper, the process that writes snapshots to disk. If the keeper dies, the agent starts a
-            new one.
+            new keeper.
         reporter: reports failures and restarts.
         orphans: the processes that ranks leave behind.
         timeline: measures the starts of the ranks.

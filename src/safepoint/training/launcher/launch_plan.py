@@ -21,7 +21,7 @@ class LaunchPlan:
         master_addr: host of node 0; needed with several nodes.
         master_port: a free port of node 0; None for 29500, or for any free port if there is one node.
         listening: on node 0, the descriptor of a socket that listens at this port.
-        max_restarts: how often the ranks are started again after one of them has failed.
+        max_restarts: how often the ranks are started again after a rank has failed.
     """
 
     program: tuple[str, ...]

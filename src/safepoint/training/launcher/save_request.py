@@ -1,8 +1,8 @@
 """Requests a checkpoint of the job that trains in this pod, and makes its ranks wait after the save.
 
 `safepoint suspend --on` runs this module in the pod of the first node, before it suspends the job. The module prints
-lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end `{"receipt": …}` or
-`{"error": …}`. If the module ends with an error, or is killed, the training continues.
+lines of JSON. While it waits, it prints `{"waits": …}`, so that the connection stays in use. At the end, it prints
+`{"receipt": …}` or `{"error": …}`. If the module ends with an error, or is killed, the training continues.
 """
 
 import dataclasses

@@ -150,8 +150,9 @@ class SignalRelay:
             if not self._ranks and self._is_alone and not self._have_ranks_ended:
                 self._reporter.signal_received(number)
                 self._exit(exit_code_of(number), f"stopped by {_name(number)} before the ranks had started")
-            # With several nodes, the other agents may wait for this node's agent. So this process does not exit
-            # before its ranks start: its agent first joins the other agents, and then sends them the stop request.
+            # If there are several nodes, the other agents may wait for this node's agent. So this process does not
+            # exit before its ranks start: its agent first joins the other agents, and then sends them the stop
+            # request.
             self.request(number)
             self._reporter.signal_received(number)
 

@@ -249,7 +249,7 @@ def _low(found: SpaceRecord, growth_per_s: float) -> SpaceLow:
 
 
 class SpaceWatch:
-    """Watches the folders of one node on a thread, until `stop`.
+    """Watches the folders of one node on a thread, until `stop` is called.
 
     Args:
         folder: the launcher's folder.

@@ -1,4 +1,4 @@
-"""A hold: after a requested save the ranks wait, so that a suspension that follows loses no step.
+"""A hold: after a requested save, the ranks wait. If the job is then suspended, no step is lost.
 
 A process in the pod of the first node requests the hold (`launcher/save_request.py`), with a file in the launcher's
 folder. The first rank reads this file, and the vote (the small all-reduce in each step) informs the other ranks. A

@@ -134,7 +134,7 @@ def restore(birth: Birth, number: int, changes: Mapping[str, str | None]) -> Non
 
 
 def _close_others() -> None:
-    """Close every descriptor except those of the standard streams."""
+    """Close every descriptor except the standard streams."""
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself

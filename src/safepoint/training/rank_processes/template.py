@@ -66,7 +66,7 @@ def is_template() -> bool:
 
 
 def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], prepare: Callable[[], None]) -> int:
-    """Import packages, and make copies that become ranks, until the launcher ends. The copies do not return.
+    """Import packages, and make copies that become ranks. Return when the launcher has ended; copies do not return.
 
     Args:
         main: runs a rank; see `be_born`.

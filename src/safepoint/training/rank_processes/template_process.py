@@ -259,7 +259,7 @@ def birth_here(arguments: Sequence[Sequence[str]], environments: Sequence[Mappin
 
 
 def _umask() -> int:
-    """The mask of this process. `os.umask` would have to set another mask to return this one."""
+    """The mask of this process. `os.umask` can return the mask only if it sets another mask."""
     words = status_words(Path("/proc/self"), b"Umask:")
     return int(words[0], 8) if words else 0o022
 

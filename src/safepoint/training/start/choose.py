@@ -3,7 +3,7 @@
 The ranks first try the newest checkpoint that any folder or the object store holds. The ranks read all files of this
 checkpoint, compare them with the manifest, and report damaged files. A file that a folder lacks is copied from
 another folder or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next
-older one is tried. If none is left, the newest usable checkpoint of another program is taken (`foreign`). If
+older checkpoint is tried. If none is left, the newest usable checkpoint of another program is taken (`foreign`). If
 checkpoints exist and none of them can be used, the run ends with exit code 14. To train from step 0 in this case, the
 user sets an option such as `--from-scratch`. If there is an object store, the user names another location instead.
 """
@@ -97,8 +97,8 @@ class CheckpointChooser:
             the option applies to the first start only. Later starts resume from newer checkpoints.
         first_start: finds out whether this is the first start of the job.
         report: receives the events; see `Reporter.report`.
-        reads_foreign: whether the training can load foreign checkpoints: those that a Trainer without Safepoint has
-            written.
+        reads_foreign: whether the training can load foreign checkpoints: checkpoints that a Trainer without Safepoint
+            has written.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Checkpoints that are newer than the chosen one are damaged, or the user has named an older checkpoint. Move
-        # the newer checkpoints aside, because later saves may need their names.
+        # Checkpoints that are newer than the chosen checkpoint are damaged, or the user has named an older
+        # checkpoint. Move the newer checkpoints aside, because later saves may need their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:
             self._first_start.leave_mark()
@@ -234,10 +234,7 @@ class CheckpointChooser:
         return next((self._point(one) for ones in found for one in ones if self._complete(one)), None)
 
     def _report_planted(self) -> int:
-        """Report the checkpoints that are ignored, and return how many of them belong to other users.
-
-        The other ignored checkpoints are those that an earlier start has passed over.
-        """
+        """Report checkpoints of other users, and return their number. Report passed-over checkpoints, too."""
         output, is_owner = self._output, self._folders.is_owner
         planted = on_all_ranks(self._peers, lambda: planted_checkpoints(output.root) if is_owner else {})
         others = on_all_ranks(self._peers, lambda: output.faults_of_passed_over() if is_owner else {})
@@ -288,7 +285,7 @@ class CheckpointChooser:
             raise NothingValidError(
                 f"{location} holds {what}. Only the Trainer of Transformers can resume from such a checkpoint; "
                 "training was not started",
-                hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
+                hint="name another output folder; to start at step 0 in this folder, use --from-scratch, which moves "
                 "the checkpoints aside and deletes nothing",
             )
         raise NothingValidError(
@@ -308,7 +305,7 @@ class CheckpointChooser:
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside, has_unlisted = checked
-        if not is_inside:  # the checkpoint is from elsewhere, so the checkpoints in the folders belong to another run
+        if not is_inside:  # the checkpoint is not in the folder, so the checkpoints there belong to another run
             self._set_aside_newer_than(-1)
         if self._folders.is_shared and not has_unlisted:
             return ResumePoint(path=path, manifest=manifest)

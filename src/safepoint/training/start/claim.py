@@ -74,7 +74,7 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
 def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
     """Make the node's keeper (the process that writes snapshots to disk) write to the claimed folder.
 
-    On ranks other than the first one of a node, this does nothing.
+    On ranks other than the first rank of a node, this does nothing.
 
     Returns:
         Why the keeper cannot write to the folder; empty if it can.
@@ -245,5 +245,5 @@ def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
         raise ConflictError(
             f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {option} would not resume from "
             "them; training was not started and nothing was changed",
-            hint="name another location, or delete this one with the object store's own tools first",
+            hint="name another location, or first delete this location with the object store's own tools",
         )

@@ -21,7 +21,7 @@ class Folders:
     """Which ranks use which folder.
 
     Args:
-        owners: the owner of each folder, in ascending order. The owner is the one rank that claims the folder,
+        owners: the owner of each folder, in ascending order. The owner is the only rank that claims the folder,
             commits to it and uploads from it.
         index: the position in `owners` of the rank that owns this rank's folder.
         is_owner: whether this rank is the owner of its folder.

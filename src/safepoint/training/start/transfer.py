@@ -147,7 +147,7 @@ class Transfer:
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
         """Create the working folder: allocate the missing files, and link or copy the output folder's good files."""
         for earlier in self._output.work.glob(f"resume-{checkpoint_name(plan.manifest.step)}-*"):
-            with contextlib.suppress(OSError):  # what cannot be deleted stays, and is not used
+            with contextlib.suppress(OSError):  # a folder that cannot be deleted stays, and is not used
                 delete_tree(earlier)
         create_files([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
         copy = plan.copies[self._rank]

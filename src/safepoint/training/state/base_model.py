@@ -116,9 +116,9 @@ def base_as_saved(
 
 
 def base_entries(model: Any) -> set[str]:
-    """The keys of those entries of a model's state that a checkpoint of adapters need not contain.
+    """The keys of a model's state that a checkpoint of its adapters need not contain.
 
-    The keys are as `plain_key` returns them. The entries are:
+    The keys are as `plain_key` returns them. They belong to:
 
     - the weights that the digest of `base_of` covers, and everything that is saved with quantized weights;
     - embeddings of input and output, unless they are trained or the vocabulary was resized. PEFT may read the

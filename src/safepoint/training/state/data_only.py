@@ -1,9 +1,9 @@
 """Loads the pickles of a checkpoint without running anything that they name.
 
 A pickle can name any function, and loading the pickle calls that function. A checkpoint may come from an attacker,
-even if its digests are right. So the pickles of a checkpoint may contain only tensors, plain values, the few classes
-that are listed here, and what the script has allowed with `torch.serialization.add_safe_globals`. A file that
-contains anything else is refused.
+even if its digests are right. So the pickles of a checkpoint may contain only tensors, plain values, objects of the
+few classes that are listed here, and objects that the script has allowed with `torch.serialization.add_safe_globals`.
+A file that contains anything else is refused.
 
 `load_data` is for files that Safepoint reads itself. `only_data` is for files that a framework reads: DeepSpeed,
 Accelerate and DCP (torch.distributed.checkpoint) load some of them without any restriction.
@@ -178,7 +178,7 @@ class _Place:
 
 
 def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
-    """The folder in a checkpoint that one of DeepSpeed's files names.
+    """The folder in a checkpoint whose name is in one of DeepSpeed's files.
 
     Args:
         folder: the folder of the checkpoint.
@@ -250,7 +250,7 @@ def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     """
     if not isinstance(file, _PATH):
         return True
-    paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last one may contain `..`
+    paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last path may contain `..`
     parents = {parent for path in paths for parent in Path(path).parents}
     try:
         return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
@@ -332,7 +332,8 @@ class _Metadata(BoundedUnpickler):
         """Return the metadata, after a check that all files named there are in the checkpoint.
 
         Raises:
-            CheckpointError: the metadata name a file elsewhere, or a class or function that is not allowed.
+            CheckpointError: the metadata name a file outside of the checkpoint, or a class or function that is not
+                allowed.
         """
         try:
             loaded: Any = self.load()

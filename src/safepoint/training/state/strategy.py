@@ -12,7 +12,7 @@ from safepoint.foundation.units import plural
 from safepoint.training.compatibility.accelerate_releases import complete_fsdp
 
 _WHOLE = {"single", "ddp"}
-"""Strategies that write the same files, so that each can read the other's checkpoints."""
+"""Strategies that write the same files. Each of them can read the other's checkpoints."""
 _MODEL_IN_PARTS = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 _OPTIMIZER_IN_PARTS = re.compile(r".*_optim_states\.pt")
 
@@ -154,7 +154,7 @@ def zero_stage_of(accelerator: Any) -> int | None:
 
 
 def writes_shards(accelerator: Any) -> bool:
-    """Whether each rank writes its shards, as under FSDP with `SHARDED_STATE_DICT`."""
+    """Whether each rank writes its shards: under FSDP with `SHARDED_STATE_DICT`."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     return plugin is not None and "SHARDED" in str(plugin.state_dict_type)
 
