@@ -1,7 +1,8 @@
 """Keeps small files up to date on a thread of its own, at most twice a second.
 
 A caller only reports that the content has changed, so the caller never waits for a slow folder. The last change is
-written even if no other change follows. The files are not fsynced. A failed write, as on a full disk, is dropped.
+written even if no other change follows. The files are not fsynced. If a write fails, for example on a full disk, the
+change is dropped.
 """
 
 import contextlib

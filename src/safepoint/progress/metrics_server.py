@@ -1,6 +1,6 @@
 """Serves the progress of the run over HTTP: to OpenShift AI's controller as JSON, to Prometheus as text.
 
-`/metrics` returns the controller's JSON, or text if the client prefers text, as Prometheus does.
+`/metrics` returns the controller's JSON. If the client prefers text, as Prometheus does, `/metrics` returns text.
 `/metrics/prometheus` always returns text. Before the first record the status is 503, so that the controller keeps the
 previous values. No request changes anything.
 """

@@ -46,7 +46,7 @@ class Boundary:
     `agreement.gradients_complete` before the optimizer, `step_ends` after the optimizer, `save_if_due`, and `ends`.
     A framework such as Hugging Face's Trainer decides itself when it saves. Its loop calls `save` or
     `snapshot_if_due` in place of `save_if_due`. After the last step a loop calls `save_last_step` and `report_end`.
-    At the very end, also after an error, it calls the function `release`.
+    At the very end, even after an error, it calls the function `release`.
 
     Args:
         context: the context of this rank.
@@ -167,8 +167,11 @@ class Boundary:
     def is_save_due(self) -> bool:
         """Whether this boundary needs a save, whatever the number of its step.
 
-        A save is needed if the vote requires a save (a request, a stop signal, or the time since the last save), if
-        an earlier save could not start, or if the training has resumed from a snapshot that is only in memory.
+        A save is needed in these cases:
+
+        - the vote requires it, because of a request, a stop signal, or the time since the last save;
+        - an earlier save could not start;
+        - the training has resumed from a snapshot that is only in memory.
         """
         decision = self.agreement.decision
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None

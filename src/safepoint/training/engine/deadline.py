@@ -30,7 +30,7 @@ class Deadline:
     def check(self) -> float | None:
         """Request a commit of the newest snapshot if the running step cannot be finished in time.
 
-        The keeper, the process that writes snapshots to disk, then commits the snapshot and ends the ranks.
+        The keeper (the process that writes snapshots to disk) then commits the snapshot and ends the ranks.
 
         Returns:
             Seconds until the next check; None for no further check.

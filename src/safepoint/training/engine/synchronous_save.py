@@ -1,6 +1,6 @@
 """Saves for which the training waits: all ranks together write the files into a working folder and commit them.
 
-The keeper, the process that writes snapshots to disk, is not involved. A failed save leaves no files. The failure is
+The keeper (the process that writes snapshots to disk) is not involved. A failed save leaves no files. The failure is
 reported, and every rank treats the save as failed.
 """
 

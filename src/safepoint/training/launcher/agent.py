@@ -11,8 +11,7 @@ The agent starts and supervises the ranks of one node. It is torch's `LocalElast
 - At a restart, the nodes do not exchange their numbers of ranks again, because the nodes of a job do not change.
 - Ranks that Safepoint ended are not restarted.
 - If a rank exits with an error code on the first start of the ranks, before the first step, the ranks are not
-  restarted, because the program would fail in the same way again. If a signal killed the rank, the ranks are
-  restarted.
+  restarted: the program would fail in the same way again. If a signal killed the rank, the ranks are restarted.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.

@@ -31,8 +31,8 @@ _PID = struct.Struct("=q")
 def make_children_of_reaper(count: int, become: Callable[[int], NoReturn]) -> tuple[int, ...] | None:
     """Copy this process, so that the copies are children of the nearest process that adopts orphans.
 
-    A helper process, also a copy, makes the copies and ends. The copies then are orphans, and become children of the
-    nearest ancestor that adopts orphans, such as the launcher.
+    A helper process makes the copies and ends. The copies then are orphans, and become children of the nearest
+    ancestor that adopts orphans, such as the launcher.
 
     Args:
         count: the number of copies.

@@ -1,7 +1,7 @@
 """One seed for the hashes of strings (PYTHONHASHSEED) for all ranks of a job, whether they are copies or not.
 
 Copies of one process share its seed, so new processes, new templates and later attempts need the same seed. The seed
-is computed from the name of the program: no node has to wait for another node before its template can start, and a
+is computed from the name of the program. So no node has to wait for another node before its template can start, and a
 job that is started again has the same seed. If the user has set a value on a node, the node uses this value. If the
 user has set a value on node 0 only, the other nodes read it from the store through which the nodes find each other.
 """

@@ -103,7 +103,7 @@ class ForeignCheckpoints:
         return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
 
     def newest(self) -> ForeignCheckpoint | None:
-        """The newest usable checkpoint, or None. Newer checkpoints, which cannot be used, are passed to `reject`."""
+        """The newest usable checkpoint, or None. Newer, unusable checkpoints are passed to `reject`."""
         for place in self.places():
             found = self.read(place)
             if isinstance(found, ForeignCheckpoint):

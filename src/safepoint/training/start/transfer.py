@@ -3,7 +3,7 @@
 The files come from the nodes that have the checkpoint, and from the object store.
 
 All ranks compute the same plan from the contents of all folders. A file that a folder lacks comes from the first
-folder with a good copy. A file that every folder lacks comes from the store: one rank of each node fetches a share of
+folder with a good copy. A file that every folder lacks comes from the store. One rank of each node fetches a share of
 these files, so each file is read only once from the store. Then the owners of the folders, one rank for each folder,
 send each other the files that folders lack. All owners make the same transfers in the same order. If there is only
 one folder, there are no transfers. All calls are collective.

@@ -54,8 +54,8 @@ def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint contains them;
     - the embeddings of input and output. The checkpoint contains them if the vocabulary was resized. The digest
-      leaves them out in every case, because only a comparison with the original model shows whether the vocabulary
-      was resized, and the original model may not be available when a run starts;
+      leaves them out in every case. Only a comparison with the original model shows whether the vocabulary was
+      resized, and the original model may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part. Weights that
