@@ -33,8 +33,9 @@ class Termination:
         within_s: seconds from a stop request until the process must have ended.
         original: maps a signal of this process to the signal that the launcher received. At Ctrl-C, the launcher
             sends SIGTERM to its ranks; `original(SIGTERM)` is then SIGINT.
-        reserved: called at a stop request; returns how many of these seconds are reserved for a process image. This
-            process has to finish its work before the reserved seconds begin, but it does not end before the deadline.
+        reserved: called at a stop request; returns how many seconds of `within_s` are reserved for a process image.
+            This process has to finish its work before the reserved seconds begin, but it does not end before the
+            deadline.
         was_frozen: whether this process is, or was, frozen after the stop request. If so, it has no deadline any
             more.
     """

@@ -121,7 +121,7 @@ class Snapshots:
     # ---- before the loop --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Allocate the memory for snapshots. A thread touches its pages during the load of the model.
+        """Allocate the memory for snapshots. A thread touches the memory's pages while the model is loaded.
 
         After a restart on CPUs, the memory is allocated only after the first step, because the thread would slow the
         load down.

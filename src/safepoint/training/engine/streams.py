@@ -192,7 +192,7 @@ class Leader:
         return cast("torch.Tensor", self._ask(requested))
 
     def check(self) -> None:
-        """Check that no rank failed to read the bytes that the first rank requested.
+        """Raise an error if a rank could not read the bytes that the first rank requested.
 
         Raises:
             SaveError: a rank could not read the bytes.

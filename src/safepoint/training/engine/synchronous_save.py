@@ -146,7 +146,7 @@ class SynchronousSave:
             self.adopt_added_files()
 
     def adopt_added_files(self) -> None:
-        """Extend the newest checkpoint's manifest by the files that callbacks of any rank have added."""
+        """Extend the newest checkpoint's manifest: list the files that callbacks of any rank have added."""
         self._peers.gather(None)  # wait until the callbacks of all ranks have written their files
         try:
             found = self._on_owners(self._find_added_files)

@@ -185,7 +185,7 @@ def _restore_threads() -> None:
 
 
 def _draw_random_numbers() -> None:
-    """Seed the generators of NumPy and torch, because all copies have the same state. Python does this at a fork."""
+    """Seed NumPy's and torch's generators, because all copies have the same state. Python seeds its own at a fork."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()

@@ -1,4 +1,4 @@
-"""The template: a process that has imported the packages of a node's ranks. The ranks are copies of it, by fork.
+"""The template: a process that has imported the packages of a node's ranks. The ranks are forked from it.
 
 The template imports packages, and never computes. The launcher starts it with the command line of a rank, because
 `ps` shows this command line for its copies too. If the template must not be copied, it answers `Unfit`, and the

@@ -89,8 +89,8 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
     """Record the object store in the output folder, before any checkpoint in the folder is used.
 
-    The folder belongs to this object store from then on. The function also ends the uploads of the previous training
-    in this process, and deletes the final model that an earlier training left in the folder.
+    The function also ends the uploads of the previous training in this process, and deletes the final model that an
+    earlier training left in the folder.
 
     Raises:
         ConflictError: the folder holds the checkpoints of another location.
