@@ -65,8 +65,8 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        is_read_only: whether the methods that read jobs change nothing. Otherwise, these methods continue changes of
-            the number of nodes that were interrupted.
+        is_read_only: if True, the methods that read jobs change nothing. If False, these methods also continue
+            interrupted changes of the number of nodes.
     """
 
     def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
@@ -145,7 +145,8 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list.
+        """All jobs of the namespace, oldest first. This reads three lists, and sends one request for each 500
+        objects.
 
         Raises:
             NotFoundError: the cluster has no Kubeflow Trainer.
@@ -162,8 +163,8 @@ class ClusterJobs:
         return self._described(self._observer.all_explained(found))
 
     def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
-        """The jobs that these objects describe, oldest first. A job whose objects have not changed is the same object
-        as at the last call."""
+        """The jobs that these objects describe, oldest first. If the objects of a job have not changed since the last
+        call, the same ClusterJob is returned."""
         before, self._last_described = self._last_described, {}
         for seen in observed:
             name = name_of(seen.trainjob)
@@ -216,7 +217,7 @@ class ClusterJobs:
         return open_store_of(self._api, self.observe(name).trainjob)
 
     def checkpoints_in_pod(self, name: str) -> list[dict[str, Any]]:
-        """What `safepoint checkpoints list --json` prints of a job's output location, in a pod; see `list_in_pod`.
+        """What `safepoint checkpoints list --json` prints in a pod for a job's output location; see `list_in_pod`.
 
         Raises:
             NotFoundError: there is no such job, or its output location is unknown.
@@ -230,16 +231,16 @@ class ClusterJobs:
         return list_in_pod(self._api, storage, location_of(storage.output, name))
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
+        """The attempts of replaced TrainJobs, oldest first, and while the job runs, its current attempt."""
         return list(self.job(name).attempts)
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
-        """What takes further requests: see `details_of`, and `memory`, see `MemoryUse`."""
+        """The details that need further requests (see `details.details_of`), and `memory` (see `MemoryUse`)."""
         memory = self._memory.of(job).to_document()
         return {**details_of(self._api, job, self._observer.pods), "memory": memory}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
-        """The progress that the output of the job's first pod states; None without a pod; see `progress_in`."""
+        """The progress that the output of the job's first pod states; see `progress_in_log`."""
         return progress_in_log(self._api, job)
 
     def remark_on(self, job: ClusterJob) -> str:
@@ -313,9 +314,10 @@ class ClusterJobs:
         Args:
             name: the job.
             rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
-            node: print only the output of this node.
+            node: print only the output of this node; None prints the output of all nodes.
             follow: continue with new lines, until the job has stopped.
-            last_bytes: without `follow`: print only the last lines of each pod, about as many as have this size.
+            last_bytes: print only the last lines of each pod, with about this number of bytes; None prints all lines.
+                Not used with `follow`.
 
         Raises:
             NotFoundError: there is no such job, pod or rank.

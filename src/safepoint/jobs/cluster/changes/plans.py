@@ -20,8 +20,8 @@ ENDED = f"{DOMAIN}/ended"
 gets these notes as annotations. Without this annotation, the old TrainJob may still run."""
 
 _NO_QUEUE = "no-queue.safepoint.dev"
-"""The name of a queue that does not exist. Without the name of a queue, Kueue would put the TrainJob into the queue
-`default`, if the namespace has one, and would start it."""
+"""The name of a queue that does not exist. If the TrainJob named no queue, Kueue would put it into the queue
+`default` of the namespace, if there is such a queue, and would start it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Plan:
 
 
 def plans_among(trainjobs: Iterable[Object]) -> list[Plan]:
-    """The plans that these TrainJobs keep, oldest first, without plans that are not carried out.
+    """The plans in these TrainJobs that may be carried out, oldest first.
 
     A plan is not carried out if another person has changed it, or if its TrainJob is being deleted. (A finalizer
     could keep such a TrainJob for ever.)
@@ -123,7 +123,7 @@ def read_plan(item: Object) -> Plan | None:
 
 def _read_notes(text: str | None) -> dict[str, str] | None:
     """The notes for the successor; None if `text` is None. Another person may have changed the notes, so invalid
-    ones are dropped."""
+    notes are dropped."""
     if text is None:
         return None
     try:
