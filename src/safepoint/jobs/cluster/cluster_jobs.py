@@ -145,8 +145,7 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first. This reads three lists, and sends one request for each 500
-        objects.
+        """All jobs of the namespace, oldest first, from three lists. Each request reads at most 500 objects.
 
         Raises:
             NotFoundError: the cluster has no Kubeflow Trainer.
@@ -316,8 +315,8 @@ class ClusterJobs:
             rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
             node: print only the output of this node; None prints the output of all nodes.
             follow: continue with new lines, until the job has stopped.
-            last_bytes: print only the last lines of each pod, with about this number of bytes; None prints all lines.
-                Not used with `follow`.
+            last_bytes: without `follow`, print only about this number of bytes from the end of each pod; None for
+                all.
 
         Raises:
             NotFoundError: there is no such job, pod or rank.

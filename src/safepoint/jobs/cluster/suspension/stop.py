@@ -146,7 +146,7 @@ def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
         job: the job that these objects describe. If it is suspended or being suspended, no right is needed.
 
     Raises:
-        AccessDeniedError: you may not change the job's Workload, or not find it.
+        AccessDeniedError: you may not change the job's Workload, or you may not list Workloads.
     """
     if job.state is JobState.SUSPENDED or _is_stopping(seen, job):
         return
