@@ -72,7 +72,7 @@ def connections_file() -> Path:
 
 
 def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a connection. If the file has no such connection, the AWS_* variables of the environment.
+    """The variables of a connection, or the AWS_* variables of the environment if the file has no such connection.
 
     Raises:
         UsageError: the file cannot be read or is invalid, other users can read or change it, or the entry is invalid.
@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # the file is not TOML, or not UTF-8
-        # Neither the parser's message nor its error is shown: both may quote an access key.
+        # The parser's message and its error are not shown, because they may quote an access key.
         position = _POSITION.search(str(error))
         where = position[0] if position else "position unknown"
         raise UsageError(f"{path} is not valid TOML: {where}") from None

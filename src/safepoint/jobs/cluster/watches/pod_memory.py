@@ -83,9 +83,7 @@ class PodMemory:
                 _PATH.format(self._api.namespace), query={"labelSelector": f"{JOBSET_LABEL}={name}"}
             )
         except NotFoundError:
-            return MemoryUse(
-                missing="the cluster has no metrics API (metrics.k8s.io), which metrics-server provides"
-            )
+            return MemoryUse(missing="the cluster has no metrics API (metrics.k8s.io), which metrics-server provides")
         except AccessDeniedError:
             return MemoryUse(missing="you are not allowed to list the metrics of pods (pods.metrics.k8s.io)")
         except SafepointError as error:
