@@ -257,7 +257,7 @@ class ClusterJobs:
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
         """Yield the active jobs, or one job, after each change; see `JobPlace.watch`.
 
-        Without a change, the jobs are yielded again after `interval_s` plus 10 s.
+        If nothing changes, the jobs are yielded again after `interval_s` plus 10 s.
         """
         before: set[str] = set()
         found = self.jobs() if name is None else [self.job(name)]

@@ -197,8 +197,8 @@ def _grace(spec: ClusterSpec, grace_s: int) -> list[str]:
     kept = ""
     if spec.grace_s is None:
         kept = (
-            ". Safepoint did not set a longer grace period, because a job that hangs would hold its GPUs for so long "
-            "after a preemption"
+            ". Safepoint did not set a longer grace period, because a job that hangs would hold its GPUs for this "
+            "whole time after a preemption"
         )
     return [
         f"grace period: {grace_s} s, and {save} about {format_duration(needs.save_s)} with a disk and a network of "
@@ -211,6 +211,6 @@ def _gib(num_bytes: int) -> str:
 
 
 def planned_in(record: Any) -> tuple[str, ...]:
-    """The sentences in the record of a job, which another person may have changed."""
+    """The sentences in the record of a job. Another person may have changed the record."""
     found = [one for one in items(record, "planned") if isinstance(one, str)]
     return tuple(text[:_MOST_LETTERS] for text in found[:_MOST_SENTENCES])

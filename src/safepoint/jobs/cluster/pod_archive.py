@@ -260,7 +260,7 @@ def _without_comments(path: str, source: bytes) -> bytes:
     bare = _COMMENT.sub(b"", source)
     # The modules in `safepoint/cli` keep their docstrings, because Typer makes the help of a command from its
     # docstring. In the other modules, a placeholder replaces each docstring: if a class had no docstring, `dataclass`
-    # would make one, which is slow.
+    # would make a docstring, which is slow.
     return bare if path.startswith("safepoint/cli/") else _DOCSTRING.sub(_placeholder, bare)
 
 

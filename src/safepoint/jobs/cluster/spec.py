@@ -76,7 +76,7 @@ class ClusterSpec:
         annotations: additional annotations of the TrainJob.
         patches: further changes of the runtime, in the form of the TrainJob's `runtimePatches`.
         packages: requirements to install in each pod before the program runs.
-        package_indexes: the package indexes to use; the first one replaces the default.
+        package_indexes: the package indexes to use; the first index replaces the default.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
         initializer: the `dataset` and the `model` that the cluster fetches to the claim of the runtime before the
             pods train, in the form of the TrainJob's `initializer`, without secrets.

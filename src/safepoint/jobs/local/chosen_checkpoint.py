@@ -73,7 +73,7 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
 
 
 def spec_for(job: JobRecord, output: str | None, step: int | None) -> tuple[JobSpec, str]:
-    """The specification with which a job resumes, and what is different in it, for an event.
+    """Return the specification with which a job resumes, and a text for an event: what the job resumes from.
 
     Args:
         job: the job.

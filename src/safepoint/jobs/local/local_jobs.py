@@ -257,8 +257,7 @@ class LocalJobs:
     def resume(self, name: str, *, step: int | None = None, from_checkpoint: bool = False) -> JobRecord:
         """Continue a suspended or failed job from its process image or its newest checkpoint; see `newest_state`.
 
-        If `step` is given, the job continues from that checkpoint. If it has an image, its message says which is
-        used.
+        If `step` is given, it continues from that checkpoint. If the job has an image, its message says what is used.
 
         Raises:
             ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
@@ -434,8 +433,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location, from the job's specification. If it names no location, from the ranks'
-        reports."""
+        """The full output location. The job's specification names it, or the ranks have reported it."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 

@@ -21,7 +21,8 @@ class Checkpoint:
 
     Args:
         step: its step.
-        created_s: when it was made, in seconds since 1970. The time that its manifest states may be invalid.
+        created_s: when it was made, in seconds since 1970. If its manifest states no valid time, this is when its
+            files were last changed.
     """
 
     step: int

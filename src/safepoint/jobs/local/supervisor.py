@@ -414,7 +414,7 @@ class Supervisor:
 
 
 def supervise(name: str) -> int:
-    """Supervise a job, unless another process does so.
+    """Supervise a job, unless another process supervises it.
 
     Raises:
         StorageError: the history, or the job's folder, cannot be used.

@@ -34,7 +34,7 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables in a TrainJob or another object, those that this machine may use.
+    """Select the variables of a TrainJob, or of another object, that this machine may use.
 
     Another person may have written the object. Variables that only select a region or an account are safe. The other
     variables of the stores are left out: they could make this machine send a file, or send the user's credentials to
@@ -44,7 +44,7 @@ def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables in a cluster's Secret, those that this machine may use: keys, region or account, and server.
+    """Select the variables of a cluster's Secret that this machine may use: keys, region or account, and server.
 
     The address of the server is used only together with keys. Without this rule, requests that are signed with the
     user's own keys could go to that server.

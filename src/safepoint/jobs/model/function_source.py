@@ -172,7 +172,7 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
     used: set[str] = set()
     defined: set[str] = set()
     _collect(compile(definition, f"<{name}>", "exec", dont_inherit=True), used, defined)
-    # The builtins of every interpreter, without those that a notebook adds.
+    # The builtins of every interpreter, without the builtins that a notebook adds.
     own = {
         key
         for key, value in vars(builtins).items()

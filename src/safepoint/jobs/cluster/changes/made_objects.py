@@ -1,8 +1,8 @@
 """Finds the objects that Safepoint made for jobs: config maps, Secrets and runtimes.
 
 A label does not prove that Safepoint made an object: a person who may change only metadata can add the label to any
-object. So an object counts as made by Safepoint only if Safepoint derives the same name for the job, and if the
-object has a feature that such a person cannot change. Each kind has its own feature:
+object. So an object counts as made by Safepoint only if it has a name that Safepoint derives for the job, and a
+feature that such a person cannot change. Each kind has its own feature:
 
 - a config map has the digest of its content in its name;
 - a Secret has the type that Safepoint uses; Kubernetes never changes the type of a Secret;

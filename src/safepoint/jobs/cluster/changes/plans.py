@@ -1,4 +1,4 @@
-"""The plan to change a job's number of nodes, which is stored in a TrainJob. This module sends no requests.
+"""The plan to change a job's number of nodes. A TrainJob stores the plan. This module sends no requests.
 
 For the change, a new TrainJob, the *successor*, replaces the old TrainJob; see `successor`. The plan is a text in an
 annotation, and the name of the TrainJob has the digest of this text. A plan is carried out only if its digest is in
@@ -34,7 +34,7 @@ class Plan:
         old_uid: the uid of the TrainJob to replace.
         num_nodes: the new number of nodes.
         actor: the user who requested the change.
-        planned: the new TrainJob, without notes about the end of the old one.
+        planned: the new TrainJob, without notes about the end of the old TrainJob.
         notes: the notes about the end of the old TrainJob; None while that TrainJob may still run.
     """
 

@@ -78,8 +78,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
 def _create_unless_left(api: ClusterApi, kind: str, item: Object) -> Object | None:
     """Create an object of a job. Returns None if a killed `submit` has left the same object.
 
-    If the object belongs to a job that was deleted, the cluster is about to delete the object too. So wait until it
-    is gone, and create it then.
+    If the object belongs to a job that was deleted, the cluster is about to delete the object too. So wait until the
+    object is gone, and then create a new object.
 
     Raises:
         ConflictError: there is an object of this name with another content.
@@ -160,7 +160,7 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
 
 
 def _marked(trainjob: Object) -> Object:
-    """The TrainJob with a random mark, by which it is recognized if the answer to its creation is lost."""
+    """The TrainJob with a random mark. If the answer to its creation is lost, the mark shows who created it."""
     metadata = trainjob["metadata"]
     notes = {**texts(metadata, "annotations"), MARK: secrets.token_hex(8)}
     return {**trainjob, "metadata": {**metadata, "annotations": notes}}
@@ -175,7 +175,7 @@ def _check_content(wanted: Object, found: Object) -> None:
     if _differs(wanted, found):
         kind, name = wanted["kind"], name_of(wanted)
         raise ConflictError(
-            f"the {kind} {name} exists already, and its content is not that of this job; nothing was submitted",
+            f"the {kind} {name} exists already, with another content than this job needs; nothing was submitted",
             hint="find out who made it; then delete it, or submit the job under another name",
         )
 

@@ -205,7 +205,7 @@ class Successions:
 
 
 def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
-    """The new TrainJob, made from the old one, which may still run. It resumes from the same checkpoints."""
+    """Make the new TrainJob from the old TrainJob, which may still run. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
     left_out = {SUSPENDED_BY, NODES, RECEIPT, MARK}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}

@@ -97,8 +97,8 @@ def _check_in_no_queue(answer: Object) -> None:
     queue = texts(answer, "metadata", "labels").get(QUEUE_LABEL)
     if queue is not None:
         raise UsageError(
-            f"Kueue would put the job into queue {queue}, because it names no queue, and would remove its volumes, "
-            "because the cluster has Kubeflow Trainer 2.1; nothing was submitted",
+            f"the job names no queue, so Kueue would put it into queue {queue}; Kueue would then remove the job's "
+            "volumes, because the cluster has Kubeflow Trainer 2.1; nothing was submitted",
             hint=f"use a namespace without a LocalQueue named {queue}, or ask the cluster's administrator for "
             "Trainer 2.2 or later",
         )

@@ -48,7 +48,7 @@ class HelperRequest:
         image: the image of the pod; None for the image of a job or a runtime.
         memory: the limit of the pod's memory, as Kubernetes writes it.
         pieces: the parts of a large file, in order. Each part gets a config map of its own.
-        may_bind: whether a claim without a volume may get one for this helper.
+        may_bind: whether a claim without a volume may get a volume for this helper.
     """
 
     arguments: tuple[str, ...]

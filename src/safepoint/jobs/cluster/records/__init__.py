@@ -1,2 +1,1 @@
-"""The records in the objects of a job: its progress, its submission, where it saves, and the receipt of a
-suspension."""
+"""The records in the objects of a job: its progress, its submission, its storage location, and its receipt."""

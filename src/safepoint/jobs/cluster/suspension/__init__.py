@@ -1,2 +1,1 @@
-"""Stops a job so that nothing is lost: requests a save, checks the checkpoint, stops the job, reports what is
-saved."""
+"""Stops a job so that nothing is lost: requests and checks a save, stops the job, and reports what is saved."""

@@ -85,7 +85,8 @@ class Scaling:
                 self._carry_out(plan, lease, timeout_s)
 
     def _carry_out(self, plan: Plan, lease: PlanLease, timeout_s: float | None) -> ClusterJob | None:
-        """Carry out a plan, and wait until it is complete. Returns the job as this command stopped it, or None."""
+        """Carry out a plan, and wait until it is complete. Returns the job if this command stopped it; otherwise
+        None."""
         deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
         stopped: ClusterJob | None = None
 

@@ -131,8 +131,8 @@ class Client:
     ) -> Object:
         """Send a request, and repeat it while the server is busy or out of reach.
 
-        A request that is not safe is repeated only if it was certainly not carried out, because the server was not
-        reached or has rejected it.
+        A request that is not safe is repeated only if the server was not reached, or has rejected the request: in
+        both cases, it was not carried out.
 
         Args:
             method: GET, POST, PATCH or DELETE.

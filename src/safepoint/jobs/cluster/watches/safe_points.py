@@ -1,4 +1,4 @@
-"""Keeps the safe point of a job whose pods cannot post it: the cluster has no status server of Kubeflow Trainer.
+"""Keeps the safe point of a job whose pods cannot post it, because the cluster has no status server of Trainer.
 
 A pod writes its last safe point into its termination message. The cluster deletes the pods of a job that is suspended
 or preempted, and the message with them. A command that watches the job has seen the message, and writes the step into

@@ -35,7 +35,7 @@ class ThawWatch:
     Args:
         folder: the folder of the job.
         is_late: whether the job was frozen because a step did not end in time. This step may then use up the limit,
-            too, so a job that uses the processor is not stuck.
+            too, so a job that uses the processor does not count as stuck.
     """
 
     def __init__(self, folder: Path, *, is_late: bool = False) -> None:
