@@ -1,8 +1,9 @@
 """The file in a job's config map that records where the job saves, and with which keys.
 
-This module sends no requests. Commands that delete checkpoints, or that send keys, read the location from this file and not from the TrainJob. A
-person who may change TrainJobs could replace the location in a TrainJob by the location of another job. The config
-map cannot be changed, and the command of the job's pods contains the digest of the config map.
+This module sends no requests. Commands that delete checkpoints, or that send keys, read the location from this file
+and not from the TrainJob. A person who may change TrainJobs could replace the location in a TrainJob by the location
+of another job. The config map cannot be changed, and the command of the job's pods contains the digest of the config
+map.
 """
 
 import json
