@@ -330,7 +330,7 @@ class ClusterJobs:
             in_pod = num_ranks_per_node(seen.trainjob, seen.pods, recorded=recorded)
             if in_pod != 1:
                 _log.warning(
-                    "the output of rank %d is mixed with that of all ranks in the pod of node %d", rank, node
+                    "the output of rank %d is mixed with the output of all ranks in the pod of node %d", rank, node
                 )
 
         def look() -> tuple[JobState, list[Object]]:

@@ -33,7 +33,7 @@ _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
 _MOST_BYTES = 2 << 20
 """The size limit of a kubeconfig. A parsed file needs about a thousand times its size in memory."""
-CORRECT = "fix the kubeconfig, or set KUBECONFIG to another one"
+CORRECT = "fix the kubeconfig, or set KUBECONFIG to another file"
 """What to do when a kubeconfig cannot be used."""
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 

@@ -28,7 +28,7 @@ _NEEDED = (
         "`suspend` requests no save before it stops the pods: they save at SIGTERM, in the grace period",
     ),
     ("persistentvolumeclaims", "", ("get", "list"), ""),
-    ("events", "", ("list",), "if a job does not start, its state comes without a reason"),
+    ("events", "", ("list",), "if a job does not start, its state is shown without a reason"),
     ("secrets", "", _MADE, "the pods of a job recognize each other by a secret in the output location instead"),
     (
         "jobs",
@@ -67,7 +67,7 @@ _OF_PLACES = (
         f"localqueues.{_VISIBILITY}",
         "pendingworkloads",
         ("get",),
-        "`status` does not show the position of a job among those that wait in its queue",
+        "`status` does not show the position of a job among the jobs that wait in its queue",
     ),
 )
 """The right that is needed if the cluster has Kueue's visibility server."""

@@ -63,8 +63,8 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
         )
     if is_of_stranger(item.where):
         raise CheckpointError(
-            f"{item.where} belongs to another user, and others may write to the folder that contains it; nothing was "
-            "changed",
+            f"{item.where} belongs to another user, and other users may write to the folder that contains it; "
+            "nothing was changed",
             hint="to use it, copy it to a folder that only you can write to, and submit a job with --resume PATH",
         )
     others = [one for one in inventory.items() if not one.is_of_other_user and one.name != "final"]

@@ -67,9 +67,7 @@ def choose(image: str, checkpoint: Checkpoint | None) -> NewestState:
         checkpoint: the newest checkpoint; None if there is no checkpoint.
     """
     other = (
-        "there is no checkpoint"
-        if checkpoint is None
-        else f"the newest checkpoint, of step {checkpoint.step}, is older"
+        "there is no checkpoint" if checkpoint is None else f"the newest checkpoint (step {checkpoint.step}) is older"
     )
     instead = "from the beginning" if checkpoint is None else f"from the checkpoint of step {checkpoint.step}"
     try:

@@ -181,7 +181,7 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
         if room.holds(need_before):
             room -= need_before  # the earlier job takes the slots that other jobs are about to free
         elif (room + _sum(_preemptible(job, holding), capacity)).holds(need_before):
-            return Admission(waits_for=f"job {job.name}, which starts first, when other jobs have stopped for it")
+            return Admission(waits_for=f"job {job.name}, which starts first, after other jobs have stopped for it")
     if free.holds(need) and room.holds(need):
         return Admission(may_start=True)
     return _preempt(asking, need, room, holding, capacity)

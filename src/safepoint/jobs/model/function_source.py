@@ -26,7 +26,7 @@ _IN_EVERY_MODULE = frozenset(
     ("__name__", "__file__", "__doc__", "__builtins__", "__spec__", "__package__", "__loader__", "__annotations__")
 )
 _RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_SELF_CONTAINED = "write a function with `def`, with everything it needs imported or defined inside it"
+_SELF_CONTAINED = "write a function with `def`, and import or define everything that it needs inside it"
 _MOST_DEPTH = 50
 """How deep arguments may be nested: Python's parser limits the nesting of brackets."""
 _ACCEPTED = "None, True, False, numbers, strings, bytes, and lists, tuples, sets and dicts of these"

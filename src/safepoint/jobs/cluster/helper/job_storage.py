@@ -85,7 +85,7 @@ def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
     annotated = at(read_record(texts(trainjob, "metadata", "annotations").get(RECORD)), "settings", _OUTPUT)
     for said in (named, record.output if annotated is None else annotated):
         if said != record.output:
-            raise _not_certain(trainjob, f"it was submitted to save to {record.output}, and names {said} now")
+            raise _not_certain(trainjob, f"it was submitted to save to {record.output}, but now names {said}")
     plain = plain_variables(record.env)  # not all variables, because another person may have submitted the job
     return JobStorage(output=record.output, connection=record.connection, env=record.env, env_here=plain)
 

@@ -175,7 +175,7 @@ class _Follower:
             raise error
         if failing_s > _WARN_AFTER_S:
             pod = next((name_of(one) for one in self._pods if uid_of(one) == ended.start.pod), "that is gone")
-            text = "the output of pod %s could not be read for %.0f s; it is tried again until the job stops: %s"
+            text = "the output of pod %s could not be read for %.0f s; Safepoint tries until the job stops: %s"
             self._report(str(ended.start), text, pod, failing_s, error)
 
 

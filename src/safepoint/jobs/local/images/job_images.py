@@ -134,7 +134,7 @@ def is_job(word: str) -> bool:
         if word.isascii() and history.knows(word):
             raise UsageError(
                 f"{printable(word)} is a job, and a folder with images; nothing was restored",
-                hint=f"write ./{printable(word)} for the folder; for the job, call the command in another folder",
+                hint=f"write ./{printable(word)} for the folder; for the job, run the command in another folder",
             )
     return False
 
