@@ -116,7 +116,8 @@ J = TypeVar("J", bound=Job)
 
 @runtime_checkable
 class HasDetails(Protocol):
-    """A place that can report more about a job than `JobPlace.job` returns. Only `status` requests these details."""
+    """A place that can report more about a job than `JobPlace.job` returns. Only `status`, and the page of a job in
+    the dashboard, request these details."""
 
     def details_of(self, job: Any) -> dict[str, Any]:
         """The details, as JSON values."""

@@ -22,8 +22,7 @@ HELPER_LABEL = f"{DOMAIN}/helper"
 """The label of a helper's objects, with the name of its Job."""
 CONTAINER = "safepoint"
 DEADLINE_S = 120
-"""The time limit of a helper in seconds. The cluster then ends the helper. The process that created the helper
-extends the limit."""
+"""After this number of seconds, the cluster ends a helper. The process that created the helper extends this limit."""
 DEFAULT_MEMORY = "2Gi"
 _KEPT_AFTER_END_S = 10
 _USUAL_MEMORY = "256Mi"

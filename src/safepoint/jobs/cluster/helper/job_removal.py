@@ -1,8 +1,8 @@
 """Deletes the checkpoints of a job on a cluster, before the job itself is deleted.
 
-First, the job is stopped, and gets the annotation `REMOVAL`. The annotation marks a job whose checkpoints may be
-incomplete. If the command is killed before all checkpoints are deleted, the job and its annotation still exist. If
-the user runs the command again, it deletes the remaining checkpoints.
+First, the job is stopped, and gets the annotation `REMOVAL`. The annotation says that some checkpoints of the job may
+be gone. If the command is killed before all checkpoints are deleted, the job and its annotation still exist. If the
+user runs the command again, it deletes the remaining checkpoints.
 """
 
 import contextlib

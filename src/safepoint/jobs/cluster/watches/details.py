@@ -1,6 +1,7 @@
-"""The details that only `status` shows: the last lines of a failed job, the position of a waiting job in its queue.
+"""Further details of one job: the last lines of a failed job, the position of a waiting job in its queue.
 
-Each detail needs requests of its own. If a request fails, or is not allowed, the detail is missing.
+Only `status`, and the page of a job in the dashboard, show them, because each detail needs requests of its own. If a
+request fails, or is not allowed, the detail is missing.
 """
 
 import contextlib

@@ -201,7 +201,7 @@ class Launchers:
 
         Keepers (the processes that write snapshots to disk) may commit after their launchers have ended.
 
-        Processes that still run after the grace period are killed. The wait lasts at least 30 s.
+        Processes that still run after the grace period (at least 30 s) are killed.
         """
         deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
         # This reads /proc and uses no pidfds, because processes of the job may start other processes meanwhile.
