@@ -65,8 +65,8 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        is_read_only: if True, the methods that read jobs change nothing. If False, these methods also continue
-            interrupted changes of the number of nodes.
+        is_read_only: if True, the methods that read jobs change nothing. If False, these methods also continue a
+            `scale` that was interrupted.
     """
 
     def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
@@ -154,7 +154,7 @@ class ClusterJobs:
         if not listed:
             self._check_trainer()
         self._successions.report_changed(listed)
-        # A step may have created or deleted TrainJobs.
+        # `try_step` may have created or deleted TrainJobs.
         if not self._is_read_only and [self._scaling.try_step(plan) for plan in plans_among(listed)]:
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -216,7 +216,7 @@ class ClusterJobs:
         return open_store_of(self._api, self.observe(name).trainjob)
 
     def checkpoints_in_pod(self, name: str) -> list[dict[str, Any]]:
-        """What `safepoint checkpoints list --json` prints in a pod for a job's output location; see `list_in_pod`.
+        """The checkpoints of a job, as `safepoint checkpoints list --json` prints them in a pod; see `list_in_pod`.
 
         Raises:
             NotFoundError: there is no such job, or its output location is unknown.
@@ -239,7 +239,7 @@ class ClusterJobs:
         return {**details_of(self._api, job, self._observer.pods), "memory": memory}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
-        """The progress that the output of the job's first pod states; see `progress_in_log`."""
+        """The progress according to the output of the job's first pod, see `progress_in`; None if it is unknown."""
         return progress_in_log(self._api, job)
 
     def remark_on(self, job: ClusterJob) -> str:
@@ -280,7 +280,7 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """What the plan of a job said, then the events that the cluster still has, oldest first, also of old pods."""
+        """The sentences of a job's plan, then the events that the cluster still has, oldest first."""
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         found = events_of_job(seen, self._api.objects("events"), since=job.created)
@@ -315,8 +315,7 @@ class ClusterJobs:
             rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
             node: print only the output of this node; None prints the output of all nodes.
             follow: continue with new lines, until the job has stopped.
-            last_bytes: without `follow`, print only about this number of bytes from the end of each pod; None for
-                all.
+            last_bytes: without `follow`: print only about this many bytes at the end of each container's output.
 
         Raises:
             NotFoundError: there is no such job, pod or rank.
@@ -348,7 +347,7 @@ class ClusterJobs:
         Raises:
             ConflictError: the job has ended or is being deleted.
             AccessDeniedError: you may not stop the job, see `check_may_stop`.
-            WaitTimeoutError: the pods are not gone yet. The job still stops.
+            WaitTimeoutError: the pods are not gone yet. The cluster continues to stop the job.
         """
         self._scaling.carry_on(name, timeout_s=timeout_s)
         return stop_job(self._api, lambda: self.observe(name), place=self.place, timeout_s=timeout_s)
