@@ -7,7 +7,7 @@ SafepointError                 base of all of them
 ├── UsageError            2   a setting or an argument is invalid
 ├── PartlyDoneError       3   a part is done, and the rest failed
 ├── NotFoundError        10   a job, checkpoint or connection does not exist
-├── ConflictError        11   another run holds the output folder; or settings, or a request, contradict what exists
+├── ConflictError        11   another run holds the output folder; settings or a request contradict what exists
 ├── StorageError         13   the output location cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
@@ -90,7 +90,7 @@ def name_options(translate: Callable[[str], str]) -> None:
 
 
 def in_readers_words(text: str) -> str:
-    """The message with the names of options replaced, if `name_options` was called."""
+    """The message. If `name_options` was called, the names of options in it are replaced."""
     return _translate[0](text) if _translate else text
 
 
@@ -109,11 +109,11 @@ class ExitCode(IntEnum):
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
-    """The time that a command was allowed to wait is over."""
+    """A command has waited for as long as it was allowed to wait."""
     NOT_SUPPORTED = 16
     """Not supported on this machine or in this installation."""
     INTERRUPTED_SAVED = 75
-    """Interrupted, and the state is saved: run the same command again. The value is that of `EX_TEMPFAIL`."""
+    """Interrupted, and the state is saved: run the same command again. `EX_TEMPFAIL` has the same value."""
     SIGINT = 130
     TERMINATED_UNSAVED = 143
     """Terminated before a save was possible; older checkpoints are unchanged."""
@@ -231,7 +231,7 @@ class SaveError(SafepointError):
 
 
 class FreezeError(SafepointError):
-    """CRIU could not freeze or restore processes. Processes that were to be frozen run on."""
+    """CRIU could not freeze or restore processes. Processes that were to be frozen continue to run."""
 
 
 class PeerError(SafepointError):
@@ -258,7 +258,7 @@ def require_torch(what: str) -> None:
     """Check that PyTorch is installed, without importing it.
 
     Args:
-        what: what needs PyTorch, as the subject of a sentence.
+        what: the feature that needs PyTorch, as the subject of a sentence.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

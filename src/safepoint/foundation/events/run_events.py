@@ -31,7 +31,7 @@ class RankStarted:
 
 
 class AttemptStarted(Event):
-    """The ranks have found each other and begin to train. `hash_seed` is the PYTHONHASHSEED of rank 0, or empty."""
+    """The ranks are connected and begin to train. `hash_seed` is the PYTHONHASHSEED of rank 0, or empty."""
 
     attempt: int
     run_id: str
@@ -85,9 +85,9 @@ class ResumedFromForeign(Event, is_warning=True):
     def _sentence(self) -> str:
         return (
             f"Safepoint did not write {self.path} ({printable(self.writer)} did): its files were checked, but it has "
-            "no digests with which to compare them. The Trainer loads it as it would without Safepoint. These are "
-            "not exact: the order of samples in the running epoch, the loss since the last log line, what a trainer "
-            "counts between two log lines, and the training time. The next save is a checkpoint of Safepoint"
+            "no digests with which to compare them. The Trainer loads it as it would without Safepoint, and does not "
+            "restore exactly the order of samples in the running epoch, the loss since the last log line, what a "
+            "trainer counts between two log lines, and the training time. The next save is a checkpoint of Safepoint"
         )
 
 
@@ -159,7 +159,7 @@ class SignalReceived(Event, is_quiet=True, cause="signal"):
 
 
 class DeadlineChoice(Event, is_quiet=True):
-    """After a stop request: what is done with the running step, and why.
+    """What the ranks do with the running step after a stop request, and why.
 
     `choice` is `finish_step`, `give_up_step` or `commit_snapshot`. `needed_s` is the time that the running step and
     its save are expected to take, `available_s` the time that is left, and `commit_s` the time that the commit of the
@@ -231,9 +231,9 @@ class StepGivenUp(Event):
 
 
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
-    """The state of a step is in memory, or is being copied there. With `is_wanted`, it is to become a checkpoint.
+    """The state of a step is in memory, or is being copied there. If `is_wanted`, it is to become a checkpoint.
 
-    Other snapshots are reported at most every ten seconds. `count` is how many snapshots this report stands for.
+    Other snapshots are reported at most every ten seconds. `count` is the number of snapshots in this report.
     """
 
     step: int

@@ -83,7 +83,7 @@ def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
 
 
 def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
-    """Make one of the files of a complete snapshot in `folder`.
+    """Make one file of a complete snapshot in `folder`.
 
     If the file has a block of shared memory to itself, make a link to this block, through `/proc/<pid>/fd` of this
     process. If the block also holds other files, make a copy.

@@ -87,10 +87,10 @@ class Rank:
 
 
 class RankGroup:
-    """The ranks of this node from one start or restart to the next.
+    """The ranks of this node that were started together.
 
     Args:
-        restart: how often the ranks had been restarted.
+        restart: how many times the ranks have been restarted; 0 for the first start.
         num_ranks: how many ranks this node has.
     """
 

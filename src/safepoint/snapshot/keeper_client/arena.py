@@ -194,7 +194,7 @@ class Arena:
         self._keeper.send(ReturnBlock(number=block.number))
 
     def close(self) -> None:
-        """Release all blocks. The keeper keeps those that it still needs."""
+        """Release all blocks. The keeper keeps the blocks that it still needs."""
         self.wait_prepared()
         self._blocks.clear()
 

@@ -174,8 +174,8 @@ class KeeperClient:
         """Notify the keeper that these blocks are about to be overwritten."""
         with self._changed:
             self._free -= {block.number for block in blocks}
-        # Sent before the first byte is overwritten, because the keeper must not write a snapshot that is partly
-        # overwritten.
+        # The message is sent before the first byte is overwritten, because the keeper must not write a snapshot that
+        # is partly overwritten.
         self.send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
 
     def mark_free(self, blocks: Sequence[Block]) -> None:
