@@ -7,7 +7,7 @@ SafepointError                 base of all of them
 ├── UsageError            2   a setting or an argument is invalid
 ├── PartlyDoneError       3   a part is done, and the rest failed
 ├── NotFoundError        10   a job, checkpoint or connection does not exist
-├── ConflictError        11   another run holds the output folder; settings or a request contradict what exists
+├── ConflictError        11   another run holds the output folder, or a setting or request does not fit what exists
 ├── StorageError         13   the output location cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
@@ -21,13 +21,14 @@ SafepointError                 base of all of them
 ├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
 │   └── MissingExtraError    16   a package that an extra of Safepoint installs is missing
-├── SaveError             1   a save did not become a checkpoint
+├── SaveError             1   a save failed, or was not complete in time
 ├── FreezeError           1   processes could not be frozen or restored
 └── PeerError             1   another rank has ended or disagrees
-Interrupted (SystemExit) 75   the run stopped on request; raised through the user's script
+Interrupted (SystemExit)      ends the user's script when the run stops early:
+                         75   the state is saved; 143 if it is not, 13 if uploads fail
 ```
 
-Every message says what happened, what was done about it, and what the reader can do.
+The rule for messages: say what happened, what was done about it, and what the reader can do.
 """
 
 import importlib.util
@@ -90,7 +91,7 @@ def name_options(translate: Callable[[str], str]) -> None:
 
 
 def in_readers_words(text: str) -> str:
-    """The message. If `name_options` was called, the names of options in it are replaced."""
+    """The message with the names of options replaced, if `name_options` was called."""
     return _translate[0](text) if _translate else text
 
 
@@ -109,18 +110,18 @@ class ExitCode(IntEnum):
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
-    """A command has waited for as long as it was allowed to wait."""
+    """The time that a command was allowed to wait is over."""
     NOT_SUPPORTED = 16
     """Not supported on this machine or in this installation."""
     INTERRUPTED_SAVED = 75
-    """Interrupted, and the state is saved: run the same command again. `EX_TEMPFAIL` has the same value."""
+    """Interrupted, and the state is saved: run the same command again. The value is that of `EX_TEMPFAIL`."""
     SIGINT = 130
     TERMINATED_UNSAVED = 143
     """Terminated before a save was possible; older checkpoints are unchanged."""
 
 
 class SafepointError(Exception):
-    """Base of every exception that this package raises by itself.
+    """Base class of the errors that Safepoint reports to its users, each with an exit code.
 
     Args:
         message: what happened and what was done about it.
@@ -157,7 +158,7 @@ class PartlyDoneError(SafepointError):
 
 
 class ConflictError(SafepointError):
-    """Another run holds the output folder, or the settings or a request contradict what exists."""
+    """Another run holds the output folder, or a setting or request does not fit what exists."""
 
     exit_code = ExitCode.CONFLICT
 
@@ -227,11 +228,11 @@ class MissingExtraError(UnsupportedError, ImportError):
 
 
 class SaveError(SafepointError):
-    """A save did not become a checkpoint; nothing of it is left behind."""
+    """A save has failed, or was not complete when the wait ended. An incomplete checkpoint is never used."""
 
 
 class FreezeError(SafepointError):
-    """CRIU could not freeze or restore processes. Processes that were to be frozen continue to run."""
+    """Processes could not be frozen or restored. Processes that should have been frozen continue to run."""
 
 
 class PeerError(SafepointError):
@@ -258,7 +259,7 @@ def require_torch(what: str) -> None:
     """Check that PyTorch is installed, without importing it.
 
     Args:
-        what: the feature that needs PyTorch, as the subject of a sentence.
+        what: what needs PyTorch, as the subject of a sentence.
 
     Raises:
         MissingExtraError: PyTorch is not installed.

@@ -65,8 +65,8 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        is_read_only: whether the methods that read jobs change nothing. Otherwise, these methods continue changes of
-            the number of nodes that were interrupted.
+        is_read_only: whether the methods that read jobs change nothing. Otherwise, these methods also complete a
+            `scale` that was interrupted.
     """
 
     def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
@@ -145,7 +145,7 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list.
+        """All jobs of the namespace, oldest first. Each list has one request for each 500 objects.
 
         Raises:
             NotFoundError: the cluster has no Kubeflow Trainer.
@@ -154,7 +154,7 @@ class ClusterJobs:
         if not listed:
             self._check_trainer()
         self._successions.report_changed(listed)
-        # A step may have created or deleted TrainJobs.
+        # `try_step` may have created or deleted TrainJobs.
         if not self._is_read_only and [self._scaling.try_step(plan) for plan in plans_among(listed)]:
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -162,8 +162,8 @@ class ClusterJobs:
         return self._described(self._observer.all_explained(found))
 
     def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
-        """The jobs that these objects describe, oldest first. A job whose objects have not changed is the same object
-        as at the last call."""
+        """The jobs, oldest first. If the cluster's objects of a job are unchanged, the last call's ClusterJob is
+        returned again."""
         before, self._last_described = self._last_described, {}
         for seen in observed:
             name = name_of(seen.trainjob)
@@ -216,7 +216,7 @@ class ClusterJobs:
         return open_store_of(self._api, self.observe(name).trainjob)
 
     def checkpoints_in_pod(self, name: str) -> list[dict[str, Any]]:
-        """What `safepoint checkpoints list --json` prints of a job's output location, in a pod; see `list_in_pod`.
+        """The checkpoints of a job, as `safepoint checkpoints list --json` prints them in a pod; see `list_in_pod`.
 
         Raises:
             NotFoundError: there is no such job, or its output location is unknown.
@@ -234,12 +234,12 @@ class ClusterJobs:
         return list(self.job(name).attempts)
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
-        """What takes further requests: see `details_of`, and `memory`, see `MemoryUse`."""
+        """The details that need further requests: those of `details_of`, and `memory` (see `MemoryUse`)."""
         memory = self._memory.of(job).to_document()
         return {**details_of(self._api, job, self._observer.pods), "memory": memory}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
-        """The progress that the output of the job's first pod states; None without a pod; see `progress_in`."""
+        """The progress according to the output of the job's first pod, see `progress_in`; None if it is unknown."""
         return progress_in_log(self._api, job)
 
     def remark_on(self, job: ClusterJob) -> str:
@@ -280,7 +280,7 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """What the plan of a job said, then the events that the cluster still has, oldest first, also of old pods."""
+        """The sentences of a job's plan, then the events that the cluster still has, oldest first."""
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         found = events_of_job(seen, self._api.objects("events"), since=job.created)
@@ -315,7 +315,7 @@ class ClusterJobs:
             rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
             node: print only the output of this node.
             follow: continue with new lines, until the job has stopped.
-            last_bytes: without `follow`: print only the last lines of each pod, about as many as have this size.
+            last_bytes: without `follow`: print only about this many bytes at the end of each container's output.
 
         Raises:
             NotFoundError: there is no such job, pod or rank.
@@ -347,7 +347,7 @@ class ClusterJobs:
         Raises:
             ConflictError: the job has ended or is being deleted.
             AccessDeniedError: you may not stop the job, see `check_may_stop`.
-            WaitTimeoutError: the pods are not gone yet. The job still stops.
+            WaitTimeoutError: the pods are not gone yet. The cluster continues to stop the job.
         """
         self._scaling.carry_on(name, timeout_s=timeout_s)
         return stop_job(self._api, lambda: self.observe(name), place=self.place, timeout_s=timeout_s)

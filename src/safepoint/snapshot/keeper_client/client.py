@@ -236,7 +236,9 @@ class KeeperClient:
             return outcome
         if step not in self._requests:
             return Outcome(step=step, error="its save was not requested, or was requested too long ago")
-        return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline passed first")
+        return Outcome(
+            step=step, error="the keeper ended" if not self.is_alive else "the save takes longer than the wait"
+        )
 
     # ---- the job ----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
 """Watches the free space of the folders that saves need, warns early, and records a forecast.
 
 On every node the launcher watches the temporary folder, in which ranks write the small files of a save. The launcher
-whose node manages the output folder (see `Folders`) watches that folder too. The launcher does not delete anything:
-the process that saves does that, before a save that does not fit (`checkpoint.local.thinning`).
+whose node manages the output folder (see `Folders`) also watches the output folder. The launcher deletes nothing. If
+a save does not fit, the process that saves deletes checkpoints first (`checkpoint.local.thinning`).
 
 Each look at a folder runs on a thread of its own. The next look at this folder begins only when the last look has
-returned. So a folder that hangs costs one thread, and neither the training nor the other folder waits for it.
+returned. So a folder that hangs costs one thread. The training never waits for this folder. The look at the other
+folder waits once, for at most 10 s.
 """
 
 import contextlib
@@ -79,7 +80,7 @@ class _Watched(Protocol):
 
 
 class _TemporaryFolder:
-    """The folder of the launcher. Saves need some free space there, and leave nothing."""
+    """The folder of the launcher. Saves need some free space there only while they run."""
 
     place = "temporary folder"
 

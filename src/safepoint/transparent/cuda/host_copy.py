@@ -169,8 +169,9 @@ def _refuse_unfit(driver: CudaDriver, pids: list[int], gpus: Sequence[str], proc
             ) from error
         if state is not CudaState.RUNNING:
             raise FreezeError(
-                f"{named} is {state} by another program, which uses the driver's checkpoint API; nothing was frozen",
-                hint="wait until the other program is done",
+                f"the driver reports the state `{state}` for {named}, not `running`; nothing was frozen",
+                hint="if another program uses the driver's checkpoint API, wait until that program is done; "
+                "otherwise restart the process",
             )
     room, needed = host_memory.look(proc), used_bytes(pids)
     if room is not None and not room.has(needed):

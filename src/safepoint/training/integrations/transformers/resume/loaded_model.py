@@ -133,9 +133,8 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
             before, after = saved.get(setting), now.get(setting)
             if setting in saved and setting in now and (before or after) and before != after:
                 raise ConflictError(
-                    f"the adapter {name} of step {step} was trained with {setting}={before!s:.80}, this run has "
-                    f"{after!s:.80}; "
-                    "training was not started",
+                    f"in the checkpoint of step {step}, the adapter {name!r} has {setting}={before!s:.80}; in this "
+                    f"run it has {setting}={after!s:.80}; training was not started",
                     hint="create the adapter as in the run that wrote the checkpoint, or start from the beginning "
                     "with --from-scratch",
                 )
