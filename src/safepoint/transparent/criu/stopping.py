@@ -35,8 +35,8 @@ def stopped_trees(
 
     Args:
         roots: the root processes.
-        stopping: called with each process before it is stopped, so that a guard can send it SIGCONT if this process
-            is killed.
+        stopping: called with the number of each process before the process is stopped, so that a guard can send
+            SIGCONT to it if Safepoint is killed.
         within_s: how long to wait.
 
     Yields:

@@ -29,7 +29,7 @@ class Pruned:
         deleted: the images that are gone, newest first.
         needed: the images that no policy keeps, and that a kept image needs or may need.
         unreadable: the images whose manifests cannot be read, newest first: they may need any older image.
-        of_other_keys: the images that state another key than that of the location, newest first.
+        of_other_keys: the images that state another key than the key of the location, newest first.
         failed: the images that could not be deleted, each with the reason.
     """
 

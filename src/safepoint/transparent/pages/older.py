@@ -1,4 +1,4 @@
-"""Finds the pages of an older image that equal new ones, at any place.
+"""Finds the pages of an older image that equal new pages, at any place.
 
 A new page is first compared with the page that follows the last match, then looked up in a sorted table of eight
 bytes of each digest. If the older image has more than MOST_LISTED pages, the table has only every second, third …
