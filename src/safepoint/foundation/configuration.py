@@ -117,7 +117,7 @@ class ClusterPlace:
 
     Args:
         name: its name.
-        context: a context of the kubeconfig; None for the current one.
+        context: a context of the kubeconfig; None for the current context.
         namespace: a namespace of the cluster; None for the namespace of the context.
         is_default: whether commands without `--on` look for jobs in this place too.
         settings: the options of `submit` that the table sets. Whether these options exist is not checked here.

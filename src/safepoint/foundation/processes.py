@@ -287,7 +287,7 @@ def _holds_lock(file: Path, place: str) -> bool:
 
 
 def is_seeing_all() -> bool:
-    """Whether /proc shows all processes of this machine, and not only those of one container."""
+    """Whether /proc shows all processes of this machine, and not only the processes of one container."""
     try:
         return os.stat(_PROC / "self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
     except OSError:

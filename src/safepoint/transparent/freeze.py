@@ -1,7 +1,7 @@
 """Freezes process trees into one image, all at the same moment.
 
-The order of the steps: look for everything that is known to fail; stop all processes; dump all trees. Then either let
-the processes run on, or keep them stopped, commit the image, and end them.
+The order of the steps: check for all known obstacles; stop all processes; dump all trees. Then either let the
+processes run on, or keep them stopped, commit the image, and end them.
 
 Promises: either the image is committed, or the processes run on and nothing is left of the image, even if Safepoint,
 CRIU or one of the processes is killed.

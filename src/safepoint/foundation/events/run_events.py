@@ -92,7 +92,7 @@ class ResumedFromForeign(Event, is_warning=True):
 
 
 class NewerForeign(Event, is_warning=True):
-    """A checkpoint that Safepoint did not write is newer than the one that the run resumes from."""
+    """A checkpoint that Safepoint did not write is newer than the checkpoint from which the run resumes."""
 
     step: int
     path: str
@@ -268,7 +268,7 @@ class Saved(Event, cause="trigger"):
 
 
 class SaveSuperseded(Event, is_warning=True, cause="trigger"):
-    """A snapshot was waiting to be written, and a newer one replaced it."""
+    """A snapshot was waiting to be written, and a newer snapshot replaced it."""
 
     step: int
     trigger: str
@@ -409,7 +409,7 @@ class UploadFailed(Event, is_warning=True, cause="reason"):
 
 
 class UploadSuperseded(Event):
-    """A checkpoint is not uploaded, because a newer one replaced it."""
+    """A checkpoint is not uploaded, because a newer checkpoint replaced it."""
 
     step: int
 
@@ -448,8 +448,8 @@ class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
 class UploadUnfinished(Event, is_warning=True):
     """The run has ended, and some of the files that it had to upload are not in the object store.
 
-    With `newest_only`, the run had to upload the newest checkpoint only; otherwise, all checkpoints, the final model
-    and the other files of the output folder.
+    If `newest_only`, the run had to upload only the newest checkpoint. If not, it had to upload all checkpoints, the
+    final model and the other files of the output folder.
     """
 
     location: str

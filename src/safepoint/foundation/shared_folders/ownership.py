@@ -72,7 +72,7 @@ def is_planted_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The names that the kernel looks up on the way to `path`, in this order, also where links lead.
+    """The names that the kernel looks up on the way to `path`, in this order. Links are followed.
 
     The caller checks each name before the next one, because a file system of another user may never answer.
     """
@@ -182,7 +182,7 @@ def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str 
 
     A file counts as this user's if
 
-    - it and the link at `path`, if there is one, belong to this user or to root;
+    - the file belongs to this user or to root, and so does the link at `path`, if `path` is a link;
     - not everyone may write to it. A group may, if this user or root chose the group: a folder of a stranger passes
       its group, or the rights in its access control list, on to the files that this user makes there;
     - it has one name, or no stranger may give names to files in its folder. If a stranger gave it a second name (a

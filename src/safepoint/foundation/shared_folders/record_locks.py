@@ -1,7 +1,7 @@
 """Locks of the kernel on bytes of a file (`fcntl`). A lock belongs to the open file. If the kernel does not support
 this, the lock belongs to the process.
 
-For an exclusive lock a process has to open the file for writing, for a shared one only for reading.
+A process can get an exclusive lock only if it has opened the file for writing. For a shared lock, reading is enough.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """Chooses where this process and its children have temporary folders and a home folder whose content they trust.
 
-Another user who can rename such a folder can put another one in its place, and so decide which files this process
+Another user who can rename such a folder can put another folder in its place, and so decide which files this process
 reads and writes. If it is in a folder with the sticky bit, such as /tmp, other users cannot rename it.
 """
 
@@ -64,7 +64,7 @@ def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
     read.
 
     Args:
-        private: the folder to use if the one that TMPDIR names cannot be written now; created if it is missing.
+        private: the folder to use if the folder in TMPDIR cannot be written now. It is created if it is missing.
         moving: environment variables with paths of folders. A path in the folder that cannot be written is replaced
             by a path in `private`.
     """

@@ -15,7 +15,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _FUSE, _FUSE_USER = "fuse", re.compile(r"(?:^|,)user_id=(\d+)(?:,|$)")
 _NUM_FIELDS = 6
-"""The fields of a line before the optional ones."""
+"""The fields of a line before the optional fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

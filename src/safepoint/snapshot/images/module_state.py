@@ -123,7 +123,7 @@ class OptimizerState:
         self._outline = _outline_of(self.optimizer)
         self._places = TensorPlaces(values)
         self._indices = [group["params"] for group in packed["param_groups"]]
-        # The dictionaries are copied, because the optimizer adds entries to its own ones.
+        # The dictionaries are copied, because the optimizer adds entries to its own dictionaries.
         self._last = {key: dict(one) for key, one in state.items()}
 
     def _holds(self) -> bool:

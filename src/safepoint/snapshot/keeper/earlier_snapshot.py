@@ -37,7 +37,7 @@ class EarlierSnapshotLinks:
         self._links: Path | None = None
 
     def find(self) -> EarlierSnapshot | None:
-        """Wait until the requested snapshots of the earlier ranks are written, and return the newest complete one.
+        """Wait until the requested snapshots of the earlier ranks are written. Return the newest complete snapshot.
 
         The caller holds `KeeperState.changed`. With several nodes the result is None.
         """

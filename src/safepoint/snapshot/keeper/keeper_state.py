@@ -202,7 +202,8 @@ class KeeperState:
             return group, rank
 
     def forget_earlier(self) -> None:
-        """With `changed` held: wait until the earlier ranks' requested snapshots are written. Free their memory."""
+        """Wait until the earlier ranks' requested snapshots are written. Free their memory. The caller holds
+        `changed`."""
         while (earlier := self.earlier) is not None:
             self.changed.wait_for(lambda earlier=earlier: self.earlier is not earlier or self.is_done(earlier))
             if self.earlier is earlier:

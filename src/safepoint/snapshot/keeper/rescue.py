@@ -18,7 +18,7 @@ _COPYING_S = 2.0
 
 
 def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
-    """With `KeeperState.changed` held: request a checkpoint of the newest complete snapshot that all nodes have.
+    """Request a checkpoint of the newest complete snapshot that all nodes have. The caller holds `state.changed`.
 
     Returns:
         The snapshot; None if no snapshot is complete. With several nodes, the result is always None: a thread first

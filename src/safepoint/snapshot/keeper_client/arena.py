@@ -17,7 +17,8 @@ from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
-"""If three snapshots together are at most this large, the arena has slots for three snapshots, otherwise for one."""
+"""If three snapshots together are at most this large, the arena has slots for three snapshots. If not, it has one
+slot."""
 _MAX_SLOTS = 3
 _SLACK_BYTES = 16 << 20
 

@@ -31,7 +31,7 @@ class KeeperClient:
         channel: the connection.
         rank: the number of this rank in the job.
         num_ranks: how many ranks this node has.
-        restart: how often the ranks have been restarted.
+        restart: how many times the ranks have been restarted; 0 for the first start.
         on_leave: called on the receiving thread when the keeper sends `Leave`. The function has to end this rank.
     """
 

@@ -124,7 +124,7 @@ class EarlierSnapshot:
     """The newest snapshot that the ranks left in memory before their restart.
 
     Args:
-        folder: a folder with its files. Large files are links into the keeper's memory, small ones are copies.
+        folder: a folder with its files. Large files are links into the keeper's memory, small files are copies.
         manifest: its manifest, as JSON.
         is_durable: whether it is a checkpoint too.
     """
@@ -147,7 +147,7 @@ class KeeperPlan:
         verbosity: the verbosity of the console.
         scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
             owner is killed. The keeper notices a kill only if `owner_pid` is None.
-        events: a file for the job's events, besides the one in the output folder.
+        events: a file for the job's events, besides the event file in the output folder.
     """
 
     key: str = field(repr=False)

@@ -1,6 +1,6 @@
 """Reads records of CRIU's images: the files and sockets that processes have, and the users of processes.
 
-The field numbers are those of CRIU 4.2 (`images/*.proto`).
+The field numbers come from CRIU 4.2 (`images/*.proto`).
 """
 
 import os

@@ -1,7 +1,7 @@
 """Moves the GPU memory of a process tree to host memory for the time of a dump, and back.
 
 Promises: either all processes are locked, or none. After any failure all processes run again, even if Safepoint is
-killed (`transparent.cuda.guard`). What is known to fail is refused before a process is locked.
+killed (`transparent.cuda.guard`). A freeze that is known to fail is refused before a process is locked.
 """
 
 import contextlib

@@ -146,7 +146,7 @@ class PageTable:
         }
 
     def without_pages(self) -> "PageTable":
-        """This table with its regions only, in memory: what is needed to read its stored pages."""
+        """A copy in memory that has only the regions of this table. This is enough to read its stored pages."""
         return PageTable(self.header, (self.runs[:0].copy(), self.regions.copy(), self.digests[:0].copy()), self.name)
 
     def region_offsets(self) -> NDArray[np.uint64]:

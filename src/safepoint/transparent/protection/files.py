@@ -1,7 +1,7 @@
 """The form of a protected file: its bytes, then a tag of 16 bytes for each 64 KiB of them.
 
-The tags are those of AES-256-GCM. In an encrypted file, the bytes are encrypted. In an authenticated file, the bytes
-are unchanged, so that a table can still be mapped: the bytes are the associated data of an empty message.
+The tags are computed with AES-256-GCM. In an encrypted file, the bytes are encrypted. In an authenticated file, the
+bytes are unchanged, so that a table can still be mapped: the bytes are the associated data of an empty message.
 
 The nonce of a chunk is its number and, in the last byte, whether it is the last chunk. No nonce is used twice with
 the same key, because each file of each image has its own key, and each file is written once, from its beginning to
@@ -85,7 +85,7 @@ class ProtectedWriter:
             return
         view = memoryview(data)
         while view:
-            # A full chunk waits until it is known whether it is the last one.
+            # A full chunk waits until it is known whether it is the last chunk.
             if len(self._chunk) == CHUNK_BYTES:
                 self._end_chunk(is_last=False)
             room = CHUNK_BYTES - len(self._chunk)

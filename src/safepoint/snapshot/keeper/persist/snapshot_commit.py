@@ -229,7 +229,7 @@ def commit_snapshot(
 
 
 def _make_room(snapshot: Snapshot, report: Callable[[Event], None], *, has_failed: bool = False) -> int:
-    """On node 0: if there is no room for the checkpoint, delete older ones; see `thinning.make_room`."""
+    """On node 0: if there is no room for the checkpoint, delete older checkpoints; see `thinning.make_room`."""
     facts = snapshot.facts
     assert facts is not None
     output, run_id = facts.output, facts.manifest.run_id
