@@ -1,7 +1,8 @@
 """Access control lists of files (POSIX ACLs), which give rights to further users and groups.
 
 If a file has a list, the group's rights in the mode of the file are the mask of the list: the most rights that the
-list can give to any user but the owner. So a change of the mode can give rights to users whom only the list names.
+list can give to the users and groups that it names, and to the file's group. So a change of the mode can give rights
+to users whom only the list names.
 """
 
 import os

@@ -223,8 +223,8 @@ def _why_exposed(
         link: the status of the link at `path`; if `path` is not a link, the status of the file.
         now: the status of the file. Both come from `path`, not from a descriptor, so that the names are counted
             while the file has the name `path`.
-        is_named: whether the user has chosen the path. If so, the mode of the file is ignored where modes cannot be
-            changed, as in a volume of Kubernetes.
+        is_named: whether the user has chosen the path. If so, a mode that lets everyone write is accepted where modes
+            cannot be changed, as in a volume of Kubernetes.
     """
     named, real = Path(os.path.abspath(path)).parent, Path(os.path.realpath(path)).parent
     if not stat.S_ISLNK(now.st_mode) and now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
