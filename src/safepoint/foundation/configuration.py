@@ -239,7 +239,7 @@ def xdg_folder(variable: str, usual: str, environ: Mapping[str, str] | None = No
 
     Args:
         variable: the variable, such as XDG_CACHE_HOME. A relative path is ignored, as the specification requires.
-        usual: a folder below the home folder, such as `.cache`. It is used if the variable is not set.
+        usual: a folder below the home folder, such as `.cache`. It is used if the variable has no absolute path.
         environ: see `expand_home`.
     """
     named = (os.environ if environ is None else environ).get(variable, "")

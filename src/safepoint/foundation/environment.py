@@ -123,7 +123,7 @@ def check_home(home: str) -> str:
     """
     if not _may_be_home(home):
         raise UsageError(
-            f"this user has no home folder, and {home} cannot be used as one: another user has made it, or everyone "
+            f"this user has no home folder, and {home} cannot replace it: another user has made {home}, or everyone "
             "may write to it; nothing was done",
             hint="set HOME to a folder of your own",
         )
@@ -161,7 +161,7 @@ def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
             `home_folder` is used.
 
     Raises:
-        UsageError: there is no user NAME. In this case, `~NAME` does not name a folder in the current folder.
+        UsageError: there is no user NAME. The path is not read as a folder `~NAME` in the current folder.
     """
     first, _, rest = path.partition("/")
     if first == "~":
