@@ -123,8 +123,8 @@ def check_home(home: str) -> str:
     """
     if not _may_be_home(home):
         raise UsageError(
-            f"this user has no home folder, and {home} cannot replace it: another user has made {home}, or everyone "
-            "may write to it; nothing was done",
+            f"this user has no home folder, and {home} cannot replace it: another user has made the folder, or "
+            "everyone may write to it; nothing was done",
             hint="set HOME to a folder of your own",
         )
     return home
