@@ -65,7 +65,7 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        is_read_only: whether the methods that read jobs change nothing. Otherwise, these methods also complete a
+        is_read_only: if True, the methods that read jobs change nothing. If False, these methods also continue a
             `scale` that was interrupted.
     """
 
@@ -145,7 +145,7 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first. Each list has one request for each 500 objects.
+        """All jobs of the namespace, oldest first, from three lists. Each request reads at most 500 objects.
 
         Raises:
             NotFoundError: the cluster has no Kubeflow Trainer.
@@ -162,8 +162,8 @@ class ClusterJobs:
         return self._described(self._observer.all_explained(found))
 
     def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
-        """The jobs, oldest first. If the cluster's objects of a job are unchanged, the last call's ClusterJob is
-        returned again."""
+        """The jobs that these objects describe, oldest first. If the objects of a job have not changed since the last
+        call, the same ClusterJob is returned."""
         before, self._last_described = self._last_described, {}
         for seen in observed:
             name = name_of(seen.trainjob)
@@ -230,11 +230,11 @@ class ClusterJobs:
         return list_in_pod(self._api, storage, location_of(storage.output, name))
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
+        """The attempts of replaced TrainJobs, oldest first, and while the job runs, its current attempt."""
         return list(self.job(name).attempts)
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
-        """The details that need further requests: those of `details_of`, and `memory` (see `MemoryUse`)."""
+        """The details that need further requests (see `details.details_of`), and `memory` (see `MemoryUse`)."""
         memory = self._memory.of(job).to_document()
         return {**details_of(self._api, job, self._observer.pods), "memory": memory}
 
@@ -257,7 +257,7 @@ class ClusterJobs:
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
         """Yield the active jobs, or one job, after each change; see `JobPlace.watch`.
 
-        Without a change, the jobs are yielded again after `interval_s` plus 10 s.
+        If nothing changes, the jobs are yielded again after `interval_s` plus 10 s.
         """
         before: set[str] = set()
         found = self.jobs() if name is None else [self.job(name)]
@@ -313,7 +313,7 @@ class ClusterJobs:
         Args:
             name: the job.
             rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
-            node: print only the output of this node.
+            node: print only the output of this node; None prints the output of all nodes.
             follow: continue with new lines, until the job has stopped.
             last_bytes: without `follow`: print only about this many bytes at the end of each container's output.
 
@@ -329,7 +329,7 @@ class ClusterJobs:
             in_pod = num_ranks_per_node(seen.trainjob, seen.pods, recorded=recorded)
             if in_pod != 1:
                 _log.warning(
-                    "the output of rank %d is mixed with that of all ranks in the pod of node %d", rank, node
+                    "the output of rank %d is mixed with the output of all ranks in the pod of node %d", rank, node
                 )
 
         def look() -> tuple[JobState, list[Object]]:
