@@ -1,7 +1,7 @@
 """A run's progress in two formats: for OpenShift AI's controller, and for Kubeflow (KEP-2779).
 
 OpenShift AI's controller polls `to_bytes` from the first pod, and reads the same record from the pod's termination
-message. The controller refuses the whole record if a field has another type, such as a fraction instead of a whole
+message. The controller refuses the whole record if a field has a wrong type, such as a fraction instead of a whole
 number. `to_request` is the body of a status update of KEP-2779, in which every metric is a string.
 """
 
@@ -44,16 +44,16 @@ _MOST_TERMINATION_BYTES = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
-    """The progress of a job as the controllers read it; None where a value is unknown.
+    """The progress of a job as the controllers read it. An unknown value is None.
 
     Args:
         percentage: how much of the training is done, from 0 to 100; 100 only when the job has succeeded and its
             training did not stop early.
-        remaining_s: seconds; 0 only when the job has succeeded.
+        remaining_s: the seconds that are left; 0 only when the job has succeeded.
         step: see `Progress`.
         total_steps: see `Progress.max_steps`.
         epoch: see `Progress`.
-        total_epochs: rounded up.
+        total_epochs: see `Progress.num_epochs`; rounded up.
         train_metrics: the metrics of the training whose values are finite.
         eval_metrics: the metrics of evaluations whose values are finite.
         updated: when the record was written.
@@ -132,7 +132,7 @@ class TrainerStatus:
         return json.dumps(self._record(), allow_nan=False).encode()
 
     def to_termination_message(self, checkpoint: "CheckpointReceipt | None" = None) -> bytes:
-        """The document as `to_bytes` makes it, but without metrics if they would make it too long.
+        """The document of `to_bytes` with the receipt and `early_end`. If it is too long, the metrics are left out.
 
         Args:
             checkpoint: the receipt of the newest checkpoint: its digest, and what was checked. `safepoint suspend`
@@ -210,8 +210,10 @@ def _below_hundred(percent: float | None) -> int | None:
 
 
 def _left(progress: Progress) -> int | None:
-    """The seconds left; None when unknown or after a failure. The result is never 0, because the controllers treat a
-    job with 0 seconds left as complete."""
+    """The seconds left; None when unknown or after a failure.
+
+    The result is never 0, because the controllers treat a job with 0 seconds left as complete.
+    """
     if progress.state is State.FAILED or progress.remaining_s is None:
         return None
     return min(_MOST_S, max(1, math.ceil(progress.remaining_s)))

@@ -124,7 +124,7 @@ class LocalStore:
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """See `Store`. The file is not written in parts: an interrupted upload starts again."""
+        """See `Store`. The file is not written in parts: after an interruption, upload the whole file again."""
 
         check_key(key)
         with opened_source(source) as opened:
@@ -163,8 +163,8 @@ class LocalStore:
             return version
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
-        # While a writer holds the folder's lock, no other writer that uses this class can write between its
-        # comparison and its rename.
+        # Each writer that uses this class locks the folder during the comparison and the rename. So no other writer
+        # changes the object between the two, unless it could not get the lock in time (`_wait_for_lock`).
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -178,8 +178,8 @@ class LocalStore:
                         hint="another run writes to the same location; stop one of the two runs",
                     )
             working.rename(path)
-            # `fsync` takes the descriptor, not the path, because another process may have already deleted the object
-            # and then the empty folder.
+            # `fsync` takes the descriptor, not the path: by now, another process may have deleted the object. With
+            # the last object, it deletes the folder, too.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -195,8 +195,8 @@ class LocalStore:
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # If `remains` does not exist, another process has deleted its last object and then the folder itself. The
-            # other process makes this deletion durable.
+            # If the folder `remains` does not exist, another process has deleted it, after the last object in it.
+            # That process has also made the deletion durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 

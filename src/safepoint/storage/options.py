@@ -64,7 +64,8 @@ class StorageOptions:
         # cluster, and must not be able to choose a host with it.
         if not _REGION.fullmatch(self.region):
             raise ValueError(
-                f"the region {self.region[:80]!r} (AWS_REGION) may have at most 64 letters, digits, `-` and `_`"
+                f"the region {self.region[:80]!r} (AWS_REGION) is invalid: use letters, digits, `-` and `_` only, "
+                "at most 64 characters"
             )
         if not 0 < self.request_timeout_s < float("inf"):
             raise ValueError(f"request_timeout_s {self.request_timeout_s} must be a positive number of seconds")

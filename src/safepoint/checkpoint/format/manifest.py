@@ -320,7 +320,7 @@ def _check_folders(paths: Sequence[str]) -> None:
         for name in path.split("/")[:-1]:
             above = numbers.setdefault((above, name), len(numbers) + 1)
         if len(numbers) > most:
-            raise ValueError(f"the paths of {len(paths)} files must have at most {most} folders")
+            raise ValueError(f"{len(paths)} files are in more than {most} folders, which is not allowed")
 
 
 Describe = Callable[[tuple[FileEntry, ...]], Manifest]

@@ -1,4 +1,4 @@
-"""Checks the checkpoint of a given step, and returns the result as the receipt of a suspension.
+"""Checks the checkpoint of a given step, and returns the result for the receipt of a suspension.
 
 The receipt states which checkpoint a suspension has saved, and what was checked in it.
 """

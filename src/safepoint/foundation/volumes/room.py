@@ -47,7 +47,7 @@ class Room:
         free_bytes: how many bytes this user may still write.
         free_inodes: how many files and folders this user may still create; None if the file system sets no limit.
         limit: what limits `free_bytes`.
-        size_bytes: `free_bytes` if nothing were stored under this limit; None if it is not known.
+        size_bytes: what `free_bytes` would be if nothing were stored under this limit; None if it is not known.
     """
 
     free_bytes: int
@@ -59,7 +59,7 @@ class Room:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FileSystem:
     total_bytes: int
-    size_bytes: int  # without what only root may use
+    size_bytes: int  # without the bytes that only root may use
     free_bytes: int
     total_inodes: int
     free_inodes: int
@@ -73,10 +73,10 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
 
     Args:
         folder: an existing folder.
-        environ: the environment of a pod; the process's own when None.
+        environ: the environment of a pod; None for the environment of this process.
 
     Returns:
-        None if the file system states no size. Some, such as ramfs, state 0. Others state values that cannot be true.
+        The free space. None if the file system states no size that can be true: ramfs, for example, states 0.
 
     Raises:
         OSError: the folder cannot be read.

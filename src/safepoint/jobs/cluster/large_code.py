@@ -20,7 +20,7 @@ class LargeCode:
     Args:
         data: the zip.
         output: the output location of the job.
-        digest: the SHA-256 of `data`. A pod compares this digest before it unpacks the code.
+        digest: the SHA-256 of `data`. A pod checks this digest before it unpacks the code.
     """
 
     data: bytes = field(repr=False)

@@ -34,7 +34,7 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables in a TrainJob or another object, those that this machine may use.
+    """Select the variables of a TrainJob, or of another object, that this machine may use.
 
     Another person may have written the object. Variables that only select a region or an account are safe. The other
     variables of the stores are left out: they could make this machine send a file, or send the user's credentials to
@@ -44,7 +44,7 @@ def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables in a cluster's Secret, those that this machine may use: keys, region or account, and server.
+    """Select the variables of a cluster's Secret that this machine may use: keys, region or account, and server.
 
     The address of the server is used only together with keys. Without this rule, requests that are signed with the
     user's own keys could go to that server.
@@ -72,7 +72,7 @@ def connections_file() -> Path:
 
 
 def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a connection. If the file has no such connection, the AWS_* variables of the environment.
+    """The variables of a connection, or the AWS_* variables of the environment if the file has no such connection.
 
     Raises:
         UsageError: the file cannot be read or is invalid, other users can read or change it, or the entry is invalid.
@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # the file is not TOML, or not UTF-8
-        # Neither the parser's message nor its error is shown: both may quote an access key.
+        # The parser's message and its error are not shown, because they may quote an access key.
         position = _POSITION.search(str(error))
         where = position[0] if position else "position unknown"
         raise UsageError(f"{path} is not valid TOML: {where}") from None

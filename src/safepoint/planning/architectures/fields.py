@@ -7,7 +7,7 @@ from safepoint.errors import UsageError
 
 _MOST = 1 << 40
 _ALIASES = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
-"""Transformers 5 has renamed these fields of some families."""
+"""Transformers 5 has renamed these fields for some model families."""
 MOST_LAYERS = 10_000
 MOST_EXPERTS = 65_536
 EMBEDDINGS = frozenset(
@@ -25,8 +25,8 @@ class Tensor(NamedTuple):
     Args:
         name: its name in the model.
         sizes: the sizes of its dimensions.
-        num_pieces: the number of tensors as which `save_pretrained` writes it. In memory, the experts of a layer are
-            one tensor.
+        num_pieces: how many tensors `save_pretrained` writes for it. In memory, the experts of a layer are one
+            tensor; in the file, there can be a tensor for each expert.
         is_buffer: whether it is a buffer, which has no gradient and no optimizer state.
         is_tied: whether it is a second name of another weight.
     """

@@ -151,14 +151,14 @@ class Outcome:
         """Report the end of the training. If its last step is not saved, set `unsaved_end`, for exit code 13."""
         if 0 < step != self.saved_step:
             self.unsaved_end = (
-                f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "
-                "above, and run the same command again"
+                f"the training ended at step {step}, and this step could not be saved; fix the cause given in the "
+                "warning above, and run the same command again"
             )
         self._reporter.report(run_events.Finished(step=step))
         self._end_progress(State.FINISHED)
 
     def require_saved_end(self) -> None:
-        """Wait for the uploads of this rank, and check that the last step is saved; used without a launcher.
+        """Wait for the uploads of this rank, and check that the last step is saved; used if there is no launcher.
 
         All ranks call this method when a training has ended. Only the first rank raises the error for an unsaved last
         step. If another rank also ended with an error, torchrun could end the first rank before its uploads are

@@ -28,7 +28,8 @@ _STOP_SIGNAL = "stop-signal"
 _RESERVED = "reserved"
 _FROZEN = "frozen"
 SMALL_FILES_BYTES = 16 << 20
-"""The free space that ranks need in this folder for the small files of a save. With less, saves are synchronous."""
+"""The free space that ranks need in this folder for the small files of a save. If there is less, saves are
+synchronous."""
 
 
 @contextlib.contextmanager
@@ -38,8 +39,8 @@ def launcher_folder() -> Generator[Path]:
     Raises:
         StorageError: there is no folder for temporary files.
     """
-    # Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait
-    # while the keeper flushes the files of a checkpoint to that disk. So a folder in memory is preferred.
+    # Ranks also write the small files of each save to this folder. On a disk, the creation of a file would wait while
+    # the keeper flushes the files of a checkpoint to the same disk. So a folder in memory is preferred.
     parent = private_parent(prefers_memory=True)
     _remove_abandoned(parent)
     folder, lock = _make(parent)
@@ -84,7 +85,7 @@ def running_launchers() -> list[tuple[Path, int]]:
 def _is_ours(folder: Path) -> bool:
     """Whether this user owns `folder`, and no other user may write to it.
 
-    Such a check is needed, because other users may make folders in the same place.
+    This check is needed, because other users may make folders in the same place.
     """
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -120,7 +121,7 @@ def stop_signal_of(folder: Path | None, number: int) -> int:
     """The signal that originally requested the stop, when a rank has received `number`.
 
     If `number` is the SIGTERM that the launcher sends to its ranks, the result is the signal that the launcher itself
-    has received. Otherwise the result is `number`.
+    has received. If not, the result is `number`.
     """
     if folder is None or number != signal.SIGTERM:
         return number
@@ -150,9 +151,10 @@ def reserved_s(folder: Path | None) -> float:
 
 
 def note_frozen(folder: Path, *, is_frozen: bool) -> None:
-    """Record that the launcher and its ranks are being frozen, or, after a failure, that they are not.
+    """Record that the launcher and its ranks are being frozen. After a failure, record that they are not frozen.
 
-    The record is frozen with them: when they are restored, they find it, and their deadline does not count any more.
+    The record is kept with the process image. Restored processes find the record, and their deadline does not count
+    any more.
     """
     with contextlib.suppress(OSError):
         if is_frozen:

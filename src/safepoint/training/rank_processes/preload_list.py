@@ -1,7 +1,7 @@
 """Which packages a program will import, read from its source without executing it.
 
-The list has only installed packages (in site-packages), because they change rarely, and a start can notice a change.
-Files of the project are searched for further imports, but are never imported.
+The list has only installed packages (in site-packages), because they change rarely, and because each start of ranks
+checks whether one has changed. Files of the project are searched for further imports, but are never imported.
 """
 
 import ast
@@ -62,7 +62,8 @@ def search_folder(program: tuple[str, ...], *, is_module: bool) -> str:
 
 
 def wanted_imports(program: tuple[str, ...], *, is_module: bool) -> list[Wanted]:
-    """The imports of installed packages by a program and its project's files, in the order of the source.
+    """The imports of installed packages in the source of a program and of its project, in the order of their
+    discovery.
 
     Args:
         program: the path of a script or the name of a module, and arguments.
@@ -90,7 +91,7 @@ def wanted_imports(program: tuple[str, ...], *, is_module: bool) -> list[Wanted]
 
 
 def own_names(folder: str) -> set[str]:
-    """The names of the modules and packages that a folder may have; an unreadable folder has none."""
+    """The names of all modules and packages that may be importable from a folder; empty if it cannot be read."""
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -104,12 +105,12 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
             return
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # the rank reports it when it runs the program
+        return  # the rank reports the error when it runs the program
     yield from _imports_in(tree.body)
 
 
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
-    """The imports that run when a module is imported, without imports in functions and imports for type checkers."""
+    """The imports at the top level of a module, also in `if`, `try` and `with`, without imports for type checkers."""
     for statement in statements:
         match statement:
             case ast.Import():

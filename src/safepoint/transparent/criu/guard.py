@@ -65,7 +65,7 @@ class Guard:
         )
 
     def watch(self, pid: int) -> None:
-        """Add the process `pid` to those that get the signal if Safepoint is killed."""
+        """Add the process `pid` to the processes that get the signal if Safepoint is killed."""
         self._note("process", pid)
 
     def forget(self) -> None:
@@ -77,7 +77,7 @@ class Guard:
         self._write(f"signal {int(number)}\n")
 
     def started(self, criu: int) -> None:
-        """CRIU runs as process `criu`. The guard sends no signal until this process has ended."""
+        """Note that CRIU runs as process `criu`. The guard sends no signal until this process has ended."""
         self._note("criu", criu)
 
     def release(self) -> None:

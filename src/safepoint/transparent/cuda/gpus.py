@@ -46,7 +46,7 @@ def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str
     absent = [uuid for uuid in recorded if uuid not in present]
     if len(free) < len(absent):
         raise FreezeError(
-            f"the processes were frozen on a machine with {len(recorded)} GPUs, and this one has {len(present)}; "
+            f"the processes were frozen on a machine with {len(recorded)} GPUs, and this machine has {len(present)}; "
             "nothing was restored",
             hint="restore the image on a machine with as many GPUs of the same kind",
         )

@@ -186,7 +186,7 @@ class Machine:
         architecture: the processor's architecture, as `uname -m` prints it.
         kernel: the release of the kernel.
         criu: the version of CRIU.
-        gpus: the UUIDs of all its GPUs if a process used one; otherwise empty.
+        gpus: the UUIDs of all GPUs of the machine; empty if no process used a GPU.
     """
 
     architecture: str
@@ -210,7 +210,8 @@ class ProtectionFacts:
         key_id: names the key, 16 hex digits.
         salt: the random bytes from which the keys of the image's files are derived, 64 hex digits.
         is_encrypted: whether the files are encrypted; otherwise they are only authenticated.
-        mac: the code that authenticates the manifest, 64 hex digits. It is computed with `UNSIGNED` in its place.
+        mac: the code that authenticates the manifest, 64 hex digits. It is computed over the manifest with `UNSIGNED`
+            in place of the code.
     """
 
     key_id: str
@@ -355,7 +356,7 @@ class ImageManifest:
 
     @property
     def digest(self) -> str:
-        """The digest of `image.json`, by which newer images name this one."""
+        """The digest of `image.json`. Newer images that need this image state this digest."""
         return digest_bytes(self.to_bytes())
 
     @classmethod
@@ -413,7 +414,8 @@ def _protection(record: Any) -> ProtectionFacts | None:
 
 
 def _machine_record(machine: Machine) -> dict[str, Any]:
-    """Without GPUs the field is absent, so that the digests of images without this field stay the same."""
+    """The JSON object of a machine. If it has no GPUs, the field `gpus` is left out, so that older images keep their
+    digests."""
     record = _plain(machine)
     gpus = record.pop("gpus")
     return {**record, "gpus": [*gpus]} if gpus else record

@@ -274,7 +274,7 @@ def test_gpus_take_the_place_of_others() -> None:
     third = _OLD.replace("a", "c")
     assert gpus.places_for([_OLD, _NEW], [_NEW, third, _OLD]) == {}
     assert gpus.places_for([_OLD, _NEW], [_NEW, third]) == {_NEW: _NEW, _OLD: third}
-    with pytest.raises(FreezeError, match=r"2 GPUs, and this one has 1.*nothing was restored"):
+    with pytest.raises(FreezeError, match=r"2 GPUs, and this machine has 1.*nothing was restored"):
         gpus.places_for([_OLD, _NEW], [third])
 
 

@@ -158,10 +158,10 @@ def prune(
 ) -> None:
     """Delete the images that --keep does not select, and that no kept image needs.
 
-    These images always stay: the newest one, the newest valid one, damaged ones, in a folder those that are being
-    read, and all images that one of these needs. In an object store it is not known what is being read. Images that
-    state another key than yours, or than that of --key, stay, too. Images without protection are counted separately.
-    Exit code 11: an image is being written to the location. Exit code 13: an image could not be deleted.
+    These images always stay: the newest one, the newest valid one, damaged ones, and all images that one of these
+    needs. In a folder, images that are being read also stay. In an object store it is not known what is being read.
+    Images that state another key than yours, or than that of --key, stay, too. Images without protection are counted
+    separately. Exit code 11: an image is being written to the location. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)
@@ -185,7 +185,8 @@ def prune(
     }
     word = "would be deleted" if dry_run else "deleted"
     lines = [f"{location.where(one.name)}: {word} ({format_bytes(one.size_bytes)})" for one in found.deleted]
-    lines += [f"{name} stays, because a kept image needs it, or may need it" for name in found.needed]
+    need = "may need" if found.unreadable else "needs"
+    lines += [f"{name} stays, because a kept image {need} it" for name in found.needed]
     lines += [f"{name} cannot be read: it may need all older images, so they stay" for name in found.unreadable]
     others = found.of_other_keys
     lines += [f"{name} states another key than yours, and stays: name its key with --key" for name in others]

@@ -60,7 +60,8 @@ def cost(
         typer.Option(
             "--for",
             metavar="JOB",
-            help="Compute what this job lost, from its history, and what it would have lost with other saves.",
+            help="Read the history of this job. Compute what the job lost, and what it would have lost without "
+            "checkpoints, or with periodic saves only.",
             autocompletion=complete_job,
             show_default="a month under each policy",
         ),
@@ -81,7 +82,8 @@ def cost(
         ),
     ] = None,
     blocking: Annotated[
-        str, time('Time that a save takes if the training waits for it (the two policies "periodic").')
+        str,
+        time('Time for which the training waits for a save, with the policies "periodic" and "periodic and JIT".'),
     ] = "10m",
     stall: Annotated[str, time("Time for which a save of Safepoint delays the training.")] = "0.01s",
     durable: Annotated[
@@ -93,7 +95,8 @@ def cost(
         bool,
         typer.Option(
             "--example",
-            help="Print the example of Red Hat's article: its figures, and the same figures by the formulas.",
+            help="Print the example of Red Hat's article: the figures in the article, and the figures that the "
+            "formulas give.",
         ),
     ] = False,
     on: OnOfJob = None,
@@ -104,7 +107,8 @@ def cost(
 
     Without --for, the command compares a month under four policies: no checkpoints; periodic checkpoints; periodic
     checkpoints and a save on SIGTERM (JIT, just in time); and Safepoint's snapshots in memory with JIT. The defaults
-    are those of Red Hat's article on just-in-time checkpoints. Money has the currency of --price.
+    of --interruptions, --job, --blocking and --notice-save are those of Red Hat's article on just-in-time
+    checkpoints. Money has the currency of --price.
 
     Exit codes: 0 the costs are printed; 2 an option is invalid, or the interruptions leave no time for productive
     work; 10 there is no such job, or it has not trained.

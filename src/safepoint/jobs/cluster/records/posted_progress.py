@@ -23,7 +23,7 @@ from safepoint.progress.trainer_status import (
 
 
 def progress_of(job: Object, state: JobState) -> Progress | None:
-    """The progress of a job; None if the cluster has none.
+    """The progress of a job; None if the cluster has no progress of the job.
 
     Either the pods have posted the progress to the status server of Kubeflow Trainer, or OpenShift AI's controller
     has read it from the pods, and has written it into an annotation of the job.
