@@ -86,7 +86,7 @@ def repair_answers(found: Repair, *, drop_damaged: bool, dry_run: bool) -> tuple
     lines += [f"kept {printable(path)}: it is not in the manifest" for path in found.strays]
     fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
     if dry_run or not drop_damaged:
-        fate = "would be removed" if drop_damaged else "kept; see --drop-damaged"
+        fate = "would be removed" if drop_damaged else "kept; --drop-damaged removes it"
     reasons = {item.where: reason for item, reason in found.failed}
     for item in found.damaged:
         reason = reasons.pop(item.where, None)

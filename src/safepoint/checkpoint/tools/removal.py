@@ -73,8 +73,9 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
     if failed:
         where, reason = next(iter(failed.items()))
         others = f", and {plural(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
+        but = f" but {', '.join(sorted(kept))}, which a process reads, or a later release wrote" if kept else ""
         raise StorageError(
-            f"{where}{others} cannot be deleted ({reason}); the other checkpoints were deleted",
+            f"{where}{others} cannot be deleted ({reason}); the other checkpoints were deleted{but}",
             hint="the job still exists; fix the owner or the attributes of the folder, then delete the job again",
         )
     if kept:
