@@ -1,6 +1,7 @@
 """Reports changes to open pages as server-sent events. An event has only the keys of what has changed.
 
-The page then reads what it shows. The key of a job is its place and name. Each place is read once at the start, and later only while a page is open.
+The key of a job is its place and name. After an event, a page reads what it shows. Each place is read once at the
+start, and later only while a page is open.
 """
 
 import asyncio

@@ -173,7 +173,7 @@ class Guard:
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Refuse a Host that is not a name of the dashboard.
 
-        With DNS rebinding, a stranger's page could otherwise read the dashboard under the name of the stranger's site.
+        This check prevents DNS rebinding: a stranger's page could read the dashboard under the name of its own site.
         """
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1 or _without_port(hosts[0]) not in self._settings.accepted_names:

@@ -32,8 +32,8 @@ def proxied_visitor(
 ) -> Visitor | None:
     """The visitor that a trusted proxy names.
 
-    None if the request does not come from a trusted proxy, if it names no user, or if the user of this machine who has
-    sent it may not name users. The header then has no effect.
+    None if the request does not come from a trusted proxy, if it names no user, or if the user of this machine who
+    has sent it may not name users. The header then has no effect.
 
     Args:
         settings: the options of the dashboard.

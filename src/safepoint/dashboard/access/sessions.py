@@ -1,8 +1,8 @@
 """Who uses the dashboard: one-time links, and the signed cookies for which they are exchanged.
 
 Promises: a link is accepted once. Links are kept as digests, and in memory only. A cookie states a role, a session
-and the end of the session. It is signed with a key in the user's state folder, so it stays valid when the dashboard is
-started again. If the key is deleted, all sessions end.
+and the end of the session. It is signed with a key in the user's state folder, so it stays valid when the dashboard
+is started again. If the key is deleted, all sessions end.
 
 A browser sends the cookie to each program that listens at the same address, on any port. On loopback, such a program
 may belong to another user, or may have taken the port after the dashboard has ended. So a cookie that was given to a
