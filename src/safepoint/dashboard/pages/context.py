@@ -71,8 +71,8 @@ def actor_of(request: Request) -> str:
 async def in_thread(request: Request, task: Callable[[], _T]) -> _T:
     """Run a task on a thread, because it reads files or waits for a server. Other requests are answered meanwhile.
 
-    A task may hang, for example in a folder whose server does not answer. It keeps its turn until it ends, so that the
-    tasks of one session do not take all threads; see `Turns`.
+    A task may hang, for example in a folder whose server does not answer. It keeps its turn until it ends, so that
+    the tasks of one session do not take all threads; see `Turns`.
 
     Raises:
         StorageError: a file cannot be read.

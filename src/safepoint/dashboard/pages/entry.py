@@ -26,7 +26,7 @@ async def enter(request: Request) -> Response:
     """Exchange a link for a cookie. The page opens the jobs by itself; ADR 28 states why this is not a redirect."""
     context = context_of(request)
     visitor = None
-    if request.method == "GET":  # a HEAD request must not use up the link: mail servers check links with HEAD
+    if request.method == "GET":  # HEAD must not use up the link: for example, mail servers check links with HEAD
         visitor = context.sessions.exchange(request.query_params.get("token", ""))
     if visitor is None:
         return refuse(_USED, request.scope["state"])

@@ -183,7 +183,7 @@ class PlaceReader:
         return before[1]
 
     def points(self, listed: ListedJob, *, last_bytes: int | None = None) -> list[MetricPoint]:
-        """The metrics of a job over its steps. For a job on a cluster, only those of the reports seen here."""
+        """The metrics of a job over its steps. On a cluster, these are the metrics of the reports seen here."""
         name = listed.job.name
         if not self.is_local:  # a page need not wait until the thread has read the cluster
             return current_points([*self._observed.get(name, ())])
@@ -195,7 +195,7 @@ class PlaceReader:
         return current_points(self.call(ask))
 
     def events(self, listed: ListedJob) -> tuple[JobEvent, ...]:
-        """The newest events of a job, oldest first. On this machine, they are read only once after each change."""
+        """The newest events of a job, oldest first. On this machine, they are read again only after a change."""
         name = listed.job.name
 
         def ask(jobs: JobPlace[Any]) -> list[JobEvent]:
