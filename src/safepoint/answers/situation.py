@@ -15,7 +15,7 @@ SILENT_S = 300.0
 _LONG_PREEMPTED_S = 3600.0
 _STEPS_OF_SILENCE = 10
 _LATE = 2.0
-"""A save is late when the newest one is older than this multiple of the time between saves."""
+"""A save is late if the newest save is older than this multiple of the time between saves."""
 
 
 class Urgency(enum.IntEnum):

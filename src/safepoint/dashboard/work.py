@@ -85,7 +85,7 @@ class Work:
 
 
 class Works:
-    """The actions of this dashboard, newest last; old ones are dropped.
+    """The actions of this dashboard, newest last. The oldest ended actions are dropped.
 
     Args:
         changed: called with `actions/<number>` when an action has ended, on the thread of the action.

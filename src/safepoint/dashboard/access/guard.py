@@ -248,7 +248,7 @@ def set_cookie(response: Response, *, name: str, value: str, lasts_s: int, is_se
 
 
 def _cookies_of(headers: Sequence[tuple[bytes, bytes]], wanted: str) -> list[str]:
-    """The values of all cookies of a name. A program at the same address may have set a second one of this name."""
+    """The values of all cookies of a name. A program at the same address may have set another cookie of this name."""
     found: list[str] = []
     for name, value in headers:
         if name == b"cookie":

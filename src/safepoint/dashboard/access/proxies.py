@@ -21,7 +21,7 @@ _log = logging.getLogger("safepoint")
 
 
 class TwoUsersError(Exception):
-    """The request has the header twice, so the proxy did not write one of the two."""
+    """The request has the header twice, so the proxy has written only one of the two headers, or none."""
 
 
 def proxied_visitor(

@@ -14,7 +14,7 @@ from safepoint.planning.costs import HOUR_S, JobHistory
 from safepoint.progress.record import Progress
 
 MOST_JOBS = 200
-"""How many jobs of each place are counted: the newest ones."""
+"""How many jobs of each place are counted: the newest jobs."""
 _MOST_LOST_S = 1e12
 _INTERVAL_S = 3600.0
 """The policy that Safepoint is compared with: a save in each hour, and none on SIGTERM."""

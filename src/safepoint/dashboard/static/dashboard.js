@@ -29,7 +29,7 @@
   showTimes(document);
   setInterval(() => showTimes(document), 5000);
 
-  // ---- at most one call in each interval, and one after the last request ----
+  // ---- at most one call in each interval, and always a call after the last request ----
   function atMost(interval, act) {
     let timer = null, last = 0;
     return () => {
