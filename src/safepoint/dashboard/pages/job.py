@@ -35,9 +35,9 @@ _TAIL_BYTES = 256 << 10
 _SEARCH_BYTES = 64 << 20
 """A search reads only this much at the end of the output of each process."""
 _SEARCH_S = 15.0
-"""A search ends after this time, also if it has not read everything."""
+"""A search ends after this time, even if it has not read everything."""
 _MOST_LETTERS = 256 << 10
-"""Of all lines of a page."""
+"""How many characters all lines of a page have together."""
 
 
 def place_and_name(request: Request) -> tuple[PlaceReader, str]:
@@ -133,7 +133,7 @@ def _number(request: Request, what: str) -> int | None:
     """The number of a rank or a node in the query; None if there is none.
 
     Raises:
-        Refusal: it is not a number; nothing was read.
+        Refusal: the text is not a number; nothing was read.
     """
     text = request.query_params.get(what, "")
     if text and not (text.isascii() and text.isdecimal() and len(text) < 8):
@@ -144,7 +144,7 @@ def _number(request: Request, what: str) -> int | None:
 def _tail(
     reader: PlaceReader, name: str, rank: int | None, node: int | None, query: str, most: int
 ) -> tuple[list[LogLine], bool]:
-    """The last lines that contain the query, in upper or lower case, and whether there may be more."""
+    """The last lines that contain the query, and whether there may be more lines. Upper and lower case are equal."""
     wanted = query.lower()
     until_s = clock.monotonic_s() + _SEARCH_S
     # Use a connection of its own: an output may be long, and the thread of the place must not wait for it.

@@ -22,11 +22,11 @@ from safepoint.storage.opening import open_store
 _LOOK_S = 0.5
 """Folders that are not read within this time, because a server does not answer, are shown without sizes."""
 MOST_FOLDERS = 100
-"""Of so many locations the page of storage shows what is known."""
+"""How many output locations the page of storage shows."""
 _MOST_NAMES = 20
-"""Of so many jobs a location has the names."""
+"""How many of its jobs a location names."""
 _MOST_BUCKETS = 20
-"""Of so many locations in object stores the objects are listed."""
+"""In how many locations of object stores the objects are listed."""
 _Key = tuple[str, str]
 """The place of the jobs, empty for this machine, and the location."""
 
@@ -40,21 +40,21 @@ class PlaceRoom:
         jobs: the place and the name of the newest jobs that write there, newest first.
         num_jobs: how many jobs write there.
         free_bytes: how much may still be written; None if it is not known, as for an object store without a size.
-        used_share: how full the disk or the claim is, from 0 to 1; for an object store, the share of its size; None
-            if it is not known.
+        used_share: the used share of the disk, of the claim, or of the configured size of an object store, from 0 to
+            1; None if it is not known.
         save_bytes: the size of the newest checkpoint; None if it is not known.
         saves_left: how many more saves fit; None if the number is unlimited or not known.
         remaining_s: seconds until a save does not fit; None if every save fits, or if the time is not known. For an
-            object store with a size: until it is full, at the earliest.
-        growth_bytes_s: by how many bytes the location grows in a second; None if it does not grow, or if this is not
-            known. For an object store, at most: see `Usage`.
+            object store with a size: seconds until it is full, at the earliest.
+        growth_bytes_s: the growth of the location in bytes per second; None if it does not grow, or if the growth is
+            not known. For an object store, this is an upper limit, see `Usage`.
         is_low: whether a launcher has warned, or the next checkpoint does not fit into an object store.
         is_here: whether this machine can read the location. If not, only the cluster of the jobs can.
         is_bucket: whether it is in an object store.
-        stored_bytes: what is stored in an object store; None if it is not known.
-        is_part: whether even more is stored.
+        stored_bytes: how much is stored in an object store; None if it is not known.
+        is_part: whether more than `stored_bytes` is stored.
         size_bytes: how much may be stored in an object store; None if this is not configured.
-        missing: why it is not known what is stored in an object store; empty if it is known.
+        missing: why `stored_bytes` of an object store is not known; empty if it is known.
     """
 
     location: str
@@ -97,22 +97,23 @@ class PlaceRoom:
 def read_rooms(
     places: Places, usage: BucketUsage, *, sizes: Mapping[str, int], wait_s: float = 0.0
 ) -> tuple[list[PlaceRoom], int]:
-    """The output locations of the newest jobs, the fullest first; without jobs whose location is not known.
+    """The output locations of the newest jobs. Jobs whose location is not known are left out.
 
     Args:
         places: where the jobs are.
         usage: lists locations in object stores.
-        sizes: locations in object stores, each with how many bytes may be stored below it. They are listed, too.
-        wait_s: how long to wait for the listing of an object store.
+        sizes: location in an object store → how many bytes may be stored below it. These locations are listed, too.
+        wait_s: how long to wait for the listing of an object store, in seconds.
 
     Returns:
-        The locations, and how many others there are, whose jobs are older.
+        The locations, and how many locations of older jobs are left out. Locations that are nearly full are first,
+        then the locations with the least free space.
     """
     found = _by_location(places, lambda one: True)
     shown = dict(list(found.items())[-MOST_FOLDERS:])
     num_older = len(found) - len(shown)
     for location in sizes:
-        shown.pop(("", location), None)  # so that it is among the newest, of which the objects are listed
+        shown.pop(("", location), None)  # so that it is among the newest locations, which are listed
         shown[("", location)] = _below(found, location)
     openers = {key: open_store for key, jobs in shown.items() if (open_store := _opener(places, key, jobs))}
     openers = dict(list(openers.items())[-_MOST_BUCKETS:])
@@ -134,7 +135,7 @@ def without_room(places: Places, usage: BucketUsage, *, sizes: Mapping[str, int]
 
     Args:
         places: where the jobs are.
-        usage: lists what is stored, later, if it is not known.
+        usage: lists what is stored. If this is not known yet, the jobs are left out now.
         sizes: see `read_rooms`.
 
     Returns:
@@ -194,7 +195,7 @@ def _is_remote(location: str) -> bool:
 
 
 def _opener(places: Places, key: _Key, jobs: list[ListedJob]) -> OpenStore | None:
-    """Opens the store as a job itself would reach it; None if the location is not in an object store.
+    """A function that opens the store of a location as its job does; None if the location is not in an object store.
 
     A location that only the configuration names is opened with the keys of this process.
     """
@@ -211,7 +212,7 @@ def _opener(places: Places, key: _Key, jobs: list[ListedJob]) -> OpenStore | Non
 
 
 def _of_bucket(room: PlaceRoom, usage: Usage | None, size_bytes: int | None, *, is_listed: bool) -> PlaceRoom:
-    """The room with what a listing has found."""
+    """The room, with the result of a listing."""
     if usage is None or usage.failure:
         why = "it is being counted" if is_listed else f"only the newest {_MOST_BUCKETS} locations are counted"
         missing = why if usage is None else usage.failure
@@ -240,7 +241,7 @@ def _of_bucket(room: PlaceRoom, usage: Usage | None, size_bytes: int | None, *, 
 def known_locations(places: Places) -> set[str]:
     """The output locations of the jobs of this machine.
 
-    On a cluster, other people may choose the location of a job, such as a folder of this machine.
+    Jobs on clusters do not count, because other people may choose their location, such as a folder of this machine.
     """
     found: set[str] = set()
     for reader in places.readers.values():
@@ -283,9 +284,9 @@ def _room(location: str, jobs: list[ListedJob], room: Room | None, *, is_here: b
 
 
 def _forecasts(jobs: list[ListedJob]) -> tuple[SpaceRecord | None, SpaceRecord | None]:
-    """What a running job's launcher has found about the output folder, and about a folder that is nearly full.
+    """The records of a running job's launcher about its output folder, and about a folder that is nearly full.
 
-    For a folder that is nearly full, pods of a cluster post neither its place nor its path.
+    Pods of a cluster post a folder that is nearly full without its place and its path.
     """
     for one in reversed(jobs):
         if one.progress is not None and one.job.state.holds_slots:
@@ -299,7 +300,7 @@ def _forecasts(jobs: list[ListedJob]) -> tuple[SpaceRecord | None, SpaceRecord |
 
 
 def _measured(locations: list[str]) -> dict[str, Room]:
-    """How much folders can hold. Folders that were not read in time are left out."""
+    """The size and free space of folders. Folders that were not read in time are left out."""
     found: dict[str, Room] = {}
 
     def measure() -> None:
