@@ -160,8 +160,9 @@ def prune(
 
     These images always stay: the newest one, the newest valid one, damaged ones, and all images that one of these
     needs. In a folder, images that are being read also stay. In an object store it is not known what is being read.
-    Images that state another key than yours, or than that of --key, stay, too. Images without protection are counted
-    separately. Exit code 11: an image is being written to the location. Exit code 13: an image could not be deleted.
+    Images that state another key than the key of this command (yours, or the key in --key) also stay. Images without
+    protection are counted separately. Exit code 11: an image is being written to the location. Exit code 13: an image
+    could not be deleted.
     """
     try:
         policies = parse_policies(keep)
@@ -241,7 +242,10 @@ def copy(
 
 
 def _complete(location: "ImageLocation") -> list[str]:
-    """The complete images: their manifests and files exist, and those of the images that they need exist, too."""
+    """The names of the complete images.
+
+    An image is complete if its manifest and its files exist, and the manifests and files of all images that it needs.
+    """
     found: list[str] = []
     for name in location.names():
         with contextlib.suppress(ImageError):
