@@ -1,8 +1,8 @@
-"""Reads the source that `plan storage --for` names: a file with TrainingArguments, or a job and its newest checkpoint.
+"""Reads the source that `plan storage --for` names: a file with TrainingArguments, or a job and its checkpoint.
 
-The records of a job on this machine or on a cluster are its specification, the arguments of its program, its progress,
-and the manifest of its newest checkpoint. If the checkpoint and the arguments differ, the checkpoint takes precedence.
-If a record cannot be read, the answer is computed without it, and has a warning.
+The records of a job on this machine or on a cluster are its specification, the arguments of its program, its
+progress, and the manifest of its newest checkpoint. If the checkpoint and the arguments differ, the checkpoint takes
+precedence. If a record cannot be read, the answer is computed without it, and has a warning.
 """
 
 import dataclasses

@@ -50,7 +50,7 @@ def lines_of(plan: StoragePlan, *, source: str, warnings: Sequence[str] = (), no
 
 
 def warnings_of(plan: StoragePlan) -> list[str]:
-    """Warnings about probable mistakes in the inputs: an unusual shape of the model, or a time of more than a week."""
+    """Warnings about probable mistakes in the inputs: an unusual shape of the model, or a time longer than a week."""
     found = [plan.run.model.doubt] if plan.run.model.doubt else []
     times = plan.times
     for option, seconds, what in (
@@ -94,8 +94,8 @@ def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
             )
     if training.strategy.is_zero and training.optimizer.name not in {"adamw", "sgd", "sgd-momentum"}:
         notes.append(
-            f"with {training.optimizer.name}, ZeRO keeps {plural(training.optimizer.moments, 'value')} of 32 bits for "
-            "each trained parameter, and the parameter itself in 32 bits"
+            f"with {training.optimizer.name}, ZeRO keeps {plural(training.optimizer.moments, 'value')} of 32 bits "
+            "for each trained parameter, and the parameter itself in 32 bits"
         )
     return notes
 
