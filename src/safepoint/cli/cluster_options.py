@@ -30,7 +30,7 @@ _PLACE = (
     "The cluster: the NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or "
     "`.` for the current context. `local` means this machine."
 )
-_OF_JOB = "this machine or your default place, whichever has the job"
+_OF_JOB = "the place that has the job: this machine or your default place"
 On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
 OnOfJob = Annotated[
     str | None,
@@ -66,7 +66,7 @@ def open_jobs(
     """The jobs of the place that `on` names.
 
     If `on` is None, the place is this machine. If the settings have a default place, there are two exceptions. With
-    `namespace`, the place is the default place. With `name`, the place is the one that has this job.
+    `namespace`, the place is the default place. With `name`, it is the place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.

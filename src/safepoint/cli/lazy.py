@@ -129,7 +129,7 @@ class Invocation:
 def typed_options(command: Command, arguments: Sequence[str]) -> dict[str, Any]:
     """The options that `arguments` set, with their values. Each option is listed under all its names.
 
-    Unknown options and those of the user's program are ignored.
+    Unknown options, and options of the user's program, are ignored.
     """
     context = typer.Context(command, resilient_parsing=True, ignore_unknown_options=True)
     values, _, _ = command.make_parser(context).parse_args(list(arguments))

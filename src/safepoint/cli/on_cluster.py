@@ -150,7 +150,7 @@ def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[byte
             if not place.is_relative_to(root) or not stat.S_ISREG(status.st_mode):
                 raise UsageError(
                     f"--code {folder}: {inner} is a link to {place}, outside the folder; nothing was sent",
-                    hint="replace the link with its file if the job needs it; otherwise delete the link",
+                    hint="if the job needs the file, replace the link with the file; if not, delete the link",
                 )
             data = file.read(left + 1) if status.st_size <= left else b""
     except OSError as error:

@@ -42,7 +42,7 @@ _SPELLINGS = {
     "float": "float32",
     **{name: name for name in ("float32", "float16", "bfloat16")},
 }
-"""The types in which weights are trained."""
+"""For each spelling of a type in which weights are trained, torch's name of the type."""
 _QUANTIZED_HINT = "pass the config.json of the model that was quantized; for QLoRA add --lora-rank and --quantized"
 
 

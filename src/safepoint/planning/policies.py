@@ -81,7 +81,7 @@ class Policy:
 
 
 class Kept(enum.Enum):
-    """What is left of the work after an interruption."""
+    """The part of the work that is left after an interruption."""
 
     ALL = 0
     SNAPSHOT = 1
@@ -135,7 +135,7 @@ class Plan:
                 raise ValueError(f"{name} is {value!r}, and must not be below 0")
 
     def keeps(self, hazard: Hazard) -> Kept:
-        """What is left of the work after an interruption of this kind."""
+        """The part of the work that is left after an interruption of this kind."""
         announced = hazard.notice_s > 0 and hazard.notice_s >= self.notice_needed_s
         if announced and self.on_notice is OnNotice.SAVE:
             return Kept.ALL

@@ -1,7 +1,7 @@
 """Computes the needs of a job before it is submitted: the size of its local folder, its memory and its grace period.
 
 The rules are in docs/adr/0026-sizes-that-a-job-asks-for.md. In short: the size of the local folder is an upper bound,
-because Kubernetes evicts a pod whose folder exceeds its limit. The other figures are what the plan expects.
+because Kubernetes evicts a pod whose folder exceeds its limit. The other figures are expected values.
 """
 
 from collections.abc import Sequence

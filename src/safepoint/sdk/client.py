@@ -71,7 +71,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Submit a job and return its name.
 
         Args:
-            runtime: the name of a runtime, or what `get_runtime` returns; None for `torch-distributed`.
+            runtime: the name of a runtime, or a result of `get_runtime`; None for `torch-distributed`.
             initializer: downloads the data set and the model before the training; None if nothing has to be
                 downloaded.
             trainer: describes the training.

@@ -50,10 +50,10 @@ class TrainJob(types.TrainJob):
         attempts: how many times the job was started.
         safe_step: the step of the newest checkpoint; None while no checkpoint is known.
         output_dir: the location of the job's checkpoints; None while it is unknown.
-        receipt: which checkpoint the suspension of this job has saved, and what was checked in it. It is set in the
-            result of `suspend_job`. On a cluster it is also set for every suspended job, and in the result of
-            `scale_job`, which suspends the job first. None for other jobs, and if the suspension saved no checkpoint
-            that could be checked.
+        receipt: the checkpoint that the suspension of this job has saved, and the result of its check. It is set in
+            the result of `suspend_job`. On a cluster, it is also set for every suspended job, and in the result of
+            `scale_job`, because `scale_job` suspends the job first. None for other jobs, and if the suspension saved
+            no checkpoint that could be checked.
         view: the facts about the job that a notebook shows; None if there are none.
     """
 

@@ -25,7 +25,7 @@ def gpt2(fields: Fields) -> Iterator[Tensor]:
 
 
 def _turned(name: str, into: int, out: int) -> Iterator[Tensor]:
-    """GPT-2's layers, which hold the matrix transposed."""
+    """A linear layer of GPT-2. Its matrix is stored transposed."""
     yield Tensor(f"{name}.weight", (into, out))
     yield Tensor(f"{name}.bias", (out,))
 

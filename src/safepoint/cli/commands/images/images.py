@@ -111,7 +111,7 @@ def verify(
     """Check one image, or all images of a location.
 
     Without --deep, only the manifests, the tables of pages and the sizes of files are checked. With the key of an
-    image, the command detects every change in what it checks, also a change that was made on purpose. An encrypted
+    image, the command detects every change in the checked parts, even a change that was made on purpose. An encrypted
     image cannot be checked without its key. Exit code 14: an image is damaged, or there is no image.
     """
     documents: list[dict[str, Any]] = []

@@ -128,7 +128,7 @@ def cost(
         refuse_ignored(
             context,
             _OF_A_MONTH,
-            "cannot be used with --for: the interruptions of the job and what they cost are in its history",
+            "cannot be used with --for: the history of the job has its interruptions and their costs",
             "leave out one of the two",
         )
         with open_jobs(on, namespace, for_) as jobs:
@@ -139,7 +139,7 @@ def cost(
         if not history.trained_s and not history.interruptions:
             why = "its history has no training" if is_here else "the events that the cluster keeps have no steps"
             raise NotFoundError(
-                f"what job {name} lost cannot be computed: {why}",
+                f"the losses of job {name} cannot be computed: {why}",
                 hint="without --for, the command computes a month under each policy",
             )
         _print_history(name, history, price, interval_s or 3600.0, as_json=as_json)

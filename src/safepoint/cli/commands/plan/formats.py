@@ -1,4 +1,4 @@
-"""How the plans write their figures for people: one function for each kind of figure.
+"""The text of figures in the plans, for people: one function for each kind of figure.
 
 docs/planning.md states the same conventions. JSON has seconds, bytes and shares from 0 to 1 instead.
 """

@@ -62,7 +62,7 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
     """Warnings about the inputs and the figures of `plan interval`.
 
     Args:
-        times: what a save and a restart cost.
+        times: the times of saves and restarts.
         interruptions: how often the training is interrupted.
         best_s: the best interval, in seconds.
         at_best: the productive share with the best interval.

@@ -108,10 +108,10 @@ def simulate(
 ) -> None:
     """Simulate a job on many machines, with interruptions.
 
-    A policy is what a program does about interruptions, such as hf-hourly: Hugging Face's Trainer, with a save every
-    hour. For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its
-    95 % confidence interval (±). The ETTR is the share of productive work in the time for which the job had its
-    machines. The answer also has the cost of a commit of Safepoint for each number of ranks.
+    A policy is a program with its rules for saves, such as hf-hourly: Hugging Face's Trainer, with a save every hour.
+    For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its 95 %
+    confidence interval (±). The ETTR is the share of productive work in the time for which the job had its machines.
+    The answer also has the cost of a commit of Safepoint for each number of ranks.
 
     A time has a unit: s, m, h or d. A rate has a period, such as 4/week. Sizes are written as in Kubernetes, such as
     4G. The cost of a save with each program comes from benchmarks. The same seed gives the same result.

@@ -211,8 +211,8 @@ def storage(
     and the optimizer, the disk space that a node needs, and how long a save, an upload and a resume take.
 
     OpenShift AI's documents have a formula for the disk space of a pod. The output has one row for each term of this
-    formula. The column DOCUMENTS has the value that the formula gives, and the column SAFEPOINT has what Safepoint
-    needs.
+    formula. The column DOCUMENTS has the value that the formula gives, and the column SAFEPOINT has the space that
+    Safepoint needs.
 
     Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 10 there is no such job; 13 the file of
     --svg cannot be written.
@@ -320,7 +320,7 @@ def storage(
 
 
 def _or(option: _T | None, given: _T | None, default: _T) -> _T:
-    """The option, or what `--for` gives, or the default."""
+    """The value of the option; without it, the value from `--for`; without both, the default."""
     if option is not None:
         return option
     return default if given is None else given
