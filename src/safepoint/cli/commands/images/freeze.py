@@ -136,8 +136,8 @@ def thaw(
     If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
 
     The whole image is checked first. The restored program runs with your rights. So an image is refused if it was not
-    made with your own key or with the key in --key. With --trust, such an image is restored, too: use --trust only for
-    images of people whom you trust. If a process number in the image is in use on this machine, the processes are
+    made with your own key or with the key in --key. With --trust, such an image is restored, too: use --trust only
+    for images of people whom you trust. If a process number in the image is in use on this machine, the processes are
     restored in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
