@@ -187,7 +187,7 @@ class SubmitOptions:
         memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
         code: a folder whose files are sent to the pods.
         local_limit: with an object store, the size limit of the local folder for checkpoints, or `none` for no
-            limit; None for a limit that is computed from the model.
+            limit; None for a limit that is computed from the model, if the model is known.
         shared_memory: the size limit of /dev/shm in each pod; None for the memory of the pod.
         is_dry_run: print the Kubernetes objects of the job, and create nothing.
     """

@@ -1,10 +1,12 @@
 """The values that settings files and variables give to the options of a command.
 
-The value of an option comes from the first of these that sets it: the command line, the option's environment
-variable, the settings files in their order, the default. `submit` also reads the table `[run]`, and with `--on NAME`
-the table `[places.NAME]`. `[places.NAME]` overrides `[submit]`, and `[submit]` overrides `[run]`, also if these
-tables are in different files. A file cannot set `--json`, because programs rely on the form of the output. A file
-also cannot set a flag that has no variable and no form `--no-…`, because a user could not override the file.
+The value of an option comes from the first source that sets the option. The order of the sources is: the command
+line, the option's environment variable, the settings files in their order, the default. `submit` also reads the table
+`[run]`, and with `--on NAME` the table `[places.NAME]`. `[places.NAME]` overrides `[submit]`, and `[submit]`
+overrides `[run]`, even if these tables are in different files.
+
+A file cannot set `--json`, because programs rely on the form of the output. A file also cannot set a flag that has no
+variable and no form `--no-…`, because a user could not override the file.
 """
 
 import os

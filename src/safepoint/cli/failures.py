@@ -156,7 +156,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
 
 
 def _can_be_written() -> bool:
-    """Whether stdout can be written. This writes an empty line to stdout, which a person sees before the error."""
+    """Whether stdout can be written. The check writes an empty line to stdout, before the error message."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()

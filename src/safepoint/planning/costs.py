@@ -29,7 +29,7 @@ class Situation:
         job_s: how long it trains without any interruption. The loss of a start from step 0 depends on this time.
         restart_s: the time from an interruption until it trains again.
         interval_s: seconds between periodic saves; None for the best interval of each policy. If a save is not
-            durable after this time, the next save waits until it is.
+            durable after this time, the next save waits until the save is durable.
         blocking_s: how long a periodic save stalls training if training waits for it.
         notice_save_s: the time from SIGTERM until a save is durable.
         stall_s: how long a save of Safepoint stalls training.

@@ -25,7 +25,7 @@ class LayoutPlan:
         storage_bytes: the size of the emptyDir volumes to request.
         start_s: the time until each pod has the model.
         resume_s: the time until each pod also has the checkpoint.
-        documented_resume_s: the time until each pod has both, if each pod reads the whole checkpoint.
+        documented_resume_s: `resume_s` if each pod reads the whole checkpoint.
         step_bytes: the bytes that each pod sends to other pods in a step, to average gradients.
     """
 

@@ -225,7 +225,7 @@ def _of_folder(folder: Path) -> ModelShape:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that `from_pretrained` reads: one file, the files of an index, or all `model*` files.
+    """The safetensors files that `from_pretrained` reads: one file, the files of an index, or files named as a model.
 
     Raises:
         UsageError: some of these files are missing. A plan without them would be for a smaller model.

@@ -1,8 +1,8 @@
 """A discrete-event simulation of a training that is interrupted and resumed, over days or years.
 
 The events are interruptions and the ends of restarts. Between two events, saves have equal distances. So the number
-of saves, and the number of durable saves, are computed without further events. To simulate a year, a job that saves
-every second takes no longer than a job that never saves.
+of saves, and the number of durable saves, are computed without further events. The simulation of a year takes no
+longer for a job that saves every second than for a job that never saves.
 
 For each interruption, the surviving state is exact: the newest durable save, the newest complete snapshot, or all
 work. A snapshot from which ranks resume is durable only after the keeper has written it. If the machine is lost

@@ -36,7 +36,8 @@ class JobArguments:
         dtype: the value of `--dtype` or `--torch_dtype`, unchanged.
         lora_rank: the rank of the adapter, if `--use_peft` says that only an adapter is trained.
         lora_targets: the values of `--lora_target_modules`; empty for PEFT's default.
-        doubt: why a checkpoint may be larger than one of the named model with AdamW; empty if there is no reason.
+        doubt: why a checkpoint may be larger than a checkpoint of the named model with AdamW; empty if there is no
+            reason.
         notes: sentences for people about arguments that are given and not used.
     """
 
@@ -82,7 +83,7 @@ def read_job_arguments(arguments: Sequence[str], *, code: Path | None = None) ->
 def _options_in(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values of each option, as argparse reads them.
 
-    If an option is repeated, the last one counts. Dashes in a name count as underscores.
+    If an option is repeated, its last values count. Dashes in a name count as underscores.
     """
     found: dict[str, tuple[str, ...]] = {}
     name = ""

@@ -165,7 +165,7 @@ def _local_job(
         data_connection=transformers.data_connection_name if transformers is not None else None,
         priority=config.priority,
         packages=tuple(trainer.packages_to_install or ()),
-        # If the trainer has the default, there are no indexes here, so that pip uses the indexes that it is set to.
+        # If the trainer has the default, there are no indexes here. Then pip uses the indexes of its configuration.
         package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
         inputs=inputs.inputs,
     )

@@ -20,8 +20,8 @@ ImageArgument = Annotated[
     str,
     typer.Argument(
         metavar="IMAGE",
-        help="An image, such as images/image-3 or s3://bucket/images/image-3; or the location of the images, for the "
-        "newest one.",
+        help="An image, such as images/image-3 or s3://bucket/images/image-3; or a location of images, for the "
+        "newest image in it.",
     ),
 ]
 Place = Annotated[

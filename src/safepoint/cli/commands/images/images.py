@@ -206,7 +206,7 @@ def copy(
         str,
         typer.Argument(
             metavar="SRC",
-            help="An image, such as images/image-3; or the location of the images, for all complete ones.",
+            help="An image, such as images/image-3; or a location of images, for all complete images in it.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="The location to copy to. Images keep their names.")],

@@ -91,7 +91,9 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
             "--mtbf: his interval is too long"
         )
     if times.stall_s >= 2 * mean_s:
-        found.append("Daly's formula is for a --stall of less than twice --mtbf: for a longer one, it gives --mtbf")
+        found.append(
+            "Daly's formula is for a --stall of less than twice --mtbf: with a longer --stall, it gives --mtbf itself"
+        )
     every_s = times.snapshot_every_s
     if every_s is not None and times.snapshot_stall_s > every_s:
         found.append(

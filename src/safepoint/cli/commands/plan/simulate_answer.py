@@ -209,7 +209,8 @@ def _interruptions(model: FailureModel) -> str:
     if model.preemptions_per_day:
         found.append(
             f"a queue preempts the job every {_every(model.preemptions_per_day)}, "
-            f"{_announced(model.preemption_notice_s)}; the job then waits for {time_text(model.waiting_s)} on average"
+            f"{_announced(model.preemption_notice_s)}, and the job then waits for {time_text(model.waiting_s)} on "
+            "average"
         )
     if model.reclaims_per_day:
         found.append(

@@ -343,7 +343,7 @@ def _positive(option: str, value: int | None, *, most: int, least: int = 1) -> i
 
 
 def _slots(option: int | None, given: int | None) -> int | None:
-    """The number of snapshots from the option, or else from `--for`. `RunSettings` has the same limits."""
+    """The number of snapshots from the option; without it, from `--for`. `RunSettings` has the same limits."""
     if option is not None and not 0 <= option <= 8:
         raise UsageError(
             f"--snapshot-slots {option} is invalid; nothing was computed", hint="--snapshot-slots must be from 0 to 8"
