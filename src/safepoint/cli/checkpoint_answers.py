@@ -1,4 +1,4 @@
-"""Shows checkpoints, for the commands about checkpoints: lines for a person, values for JSON."""
+"""The output of the commands about checkpoints: lines for a person, and values for JSON."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
@@ -128,7 +128,7 @@ def show_reading(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
 
 
 def sentence_of(change: Change) -> str:
-    """A difference between two checkpoints, as a line."""
+    """One difference between two checkpoints, as a line of text."""
     name, before, after = printable(change.name), printable(change.before), printable(change.after)
     if not before:
         return f"+ {name}: {after}"

@@ -49,7 +49,8 @@ def spec_of(
         program: the script or module, and its arguments.
         options: the options that have an effect on a cluster only.
         settings: the options of the run.
-        given: the names of the options that are set, even if to the default value; see `given_options`.
+        given: the names of the options that are set, including options that are set to their defaults; see
+            `given_options`.
         ranks: the number of ranks in each pod, or `auto`, `cpu` or `gpu`.
         cpu: CPU cores of each pod.
         gpu: GPUs of each pod.
@@ -107,8 +108,8 @@ def zip_of(folder: Path) -> bytes:
     The same files give the same bytes.
 
     Raises:
-        UsageError: `folder` is not a folder, or its files are too large together; or one of the files cannot be read,
-            has a name that cannot be printed, or is a link to a file outside of the folder.
+        UsageError: `folder` is not a folder. Its files together are too large. A file cannot be read, has a name that
+            cannot be printed, or is a link to a file outside of the folder.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -149,7 +150,7 @@ def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[byte
             if not place.is_relative_to(root) or not stat.S_ISREG(status.st_mode):
                 raise UsageError(
                     f"--code {folder}: {inner} is a link to {place}, outside the folder; nothing was sent",
-                    hint="replace the link with its file if the job needs it; otherwise delete the link",
+                    hint="if the job needs the file, replace the link with the file; if not, delete the link",
                 )
             data = file.read(left + 1) if status.st_size <= left else b""
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The files that a checkpoint has, and their sizes, computed without a save.
+"""The files of a checkpoint and their sizes, computed without a save.
 
 Promises: the bytes of tensors, headers, alignments and archives are computed with the modules that write them
 (`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles,
@@ -69,15 +69,15 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What decides the files of a checkpoint.
+    """The facts about a training on which the files of its checkpoints depend.
 
     Args:
         tensors: the tensors of the model, without the adapter.
         dtype: the type of the model's weights, by its name in torch.
         adapter: the tensors of the adapter; empty without one. With an adapter, only the adapter is trained.
         strategy: how ranks share the model.
-        optimizer: what the optimizer keeps.
-        num_ranks: how many ranks there are.
+        optimizer: the optimizer; the sizes of its states depend on it.
+        num_ranks: the number of ranks.
         is_mixed: whether the training computes in 16 bits and keeps the weights in 32 bits (`bf16=True`,
             `fp16=True`).
         tokenizer_bytes: the size of the tokenizer's files, which the Trainer saves if it has the tokenizer.
@@ -141,7 +141,7 @@ class Training:
         return self.computed_dtype if self.strategy.is_zero else self.dtype
 
     def tensors_saved(self) -> list[Tensor]:
-        """The tensors of the adapter. Without an adapter: those of the model, and tied weights once for each name."""
+        """The tensors of the adapter. Without an adapter: the model's tensors, with tied weights under each name."""
         return list(self.adapter or [*self.tensors, *self.tied])
 
 
@@ -179,7 +179,7 @@ def checkpoint_bytes(groups: Iterable[Group]) -> int:
 
 
 def bytes_of_ranks(groups: Iterable[Group], *, ranks: int, has_first: bool) -> int:
-    """An upper bound of what `ranks` ranks of one node write. One of them may be rank 0."""
+    """An upper bound of the bytes that `ranks` ranks of one node write. If `has_first`, one of them is rank 0."""
     found = 0
     for group in groups:
         if group.is_of_each_rank:
@@ -315,7 +315,7 @@ def _sharded(training: Training) -> list[Group]:
     for one in training.trained:
         for state in training.optimizer.states_of(one.sizes, item, is_embedding=one.is_embedding):
             states.append((state.sizes, state.item_bytes, f"optimizer.state.{one.name}.{state.name}"))
-    # The Trainer has two groups of parameters: those with weight decay and those without.
+    # The Trainer has two groups of parameters: one with weight decay, and one without.
     settings = 2 * training.optimizer.num_settings
     names = sum(len(one.name) + 8 for one in training.trained)
     return [

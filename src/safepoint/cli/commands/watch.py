@@ -66,7 +66,7 @@ class _Changes:
 
 
 class _Screen:
-    """Prints a table over the previous one on the terminal."""
+    """Prints a table over the previous table on the terminal."""
 
     def __init__(self) -> None:
         self._losses: dict[str, deque[float]] = {}

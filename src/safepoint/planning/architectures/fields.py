@@ -25,9 +25,9 @@ class Tensor(NamedTuple):
     Args:
         name: its name in the model.
         sizes: the sizes of its dimensions.
-        num_pieces: how many tensors `save_pretrained` writes for it. In memory, the experts of a layer are one
-            tensor; in the file, there can be a tensor for each expert.
-        is_buffer: whether it is a buffer, which has no gradient and no optimizer state.
+        num_pieces: the number of tensors that `save_pretrained` writes for this tensor. In memory, the experts of a
+            layer are one tensor; in the file, there can be a tensor for each expert.
+        is_buffer: whether it is a buffer. A buffer has no gradient and no optimizer state.
         is_tied: whether it is a second name of another weight.
     """
 
@@ -58,7 +58,7 @@ class Fields:
         self._where = where
 
     def count(self, name: str, *, most: int = _MOST, default: int | None = None, least: int = 1) -> int:
-        """A whole number.
+        """The whole number in a field.
 
         Raises:
             UsageError: the field is missing, or is not a whole number in the range.
@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def optional(self, name: str) -> int | None:
-        """A whole number, or None if the field is missing or null."""
+        """The whole number in a field; None if the field is missing or null."""
         value = self._values.get(name, self._defaults.get(name))
         return None if value is None else self.count(name)
 

@@ -119,7 +119,7 @@ def thaw(
         typer.Argument(
             metavar="TARGET",
             help="A job on this machine; or an image, such as images/image-3 or s3://bucket/images/image-3; or a "
-            "location of images: then its newest image is restored.",
+            "location of images. From a location, the newest image is restored.",
             autocompletion=complete_job,
         ),
     ],
@@ -135,10 +135,10 @@ def thaw(
 
     If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
 
-    The whole image is checked first. The restored program runs with your rights. So the image must have been made
-    with your own key, or with the key in --key. Otherwise it is refused. With --trust, the image is restored
-    nevertheless: use --trust only for images of people whom you trust. If a process number in the image is in use on
-    this machine, the processes are restored in a new PID namespace.
+    The whole image is checked first. The restored program runs with your rights. So an image is refused if it was not
+    made with your own key or with the key in --key. With --trust, such an image is restored, too: use --trust only
+    for images of people whom you trust. If a process number in the image is in use on this machine, the processes are
+    restored in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
     or other jobs use its CPUs or GPUs; 14 the image is damaged, or was made with another key; 16 this machine has no

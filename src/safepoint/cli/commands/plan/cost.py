@@ -107,8 +107,8 @@ def cost(
 
     Without --for, the command compares a month under four policies: no checkpoints; periodic checkpoints; periodic
     checkpoints and a save on SIGTERM (JIT, just in time); and Safepoint's snapshots in memory with JIT. The defaults
-    of --interruptions, --job, --blocking and --notice-save are those of Red Hat's article on just-in-time
-    checkpoints. Money has the currency of --price.
+    of --interruptions, --job, --blocking and --notice-save come from Red Hat's article on just-in-time checkpoints.
+    Money has the currency of --price.
 
     Exit codes: 0 the costs are printed; 2 an option is invalid, or the interruptions leave no time for productive
     work; 10 there is no such job, or it has not trained.
@@ -128,7 +128,7 @@ def cost(
         refuse_ignored(
             context,
             _OF_A_MONTH,
-            "cannot be used with --for: the interruptions of the job and what they cost are in its history",
+            "cannot be used with --for: the history of the job has its interruptions and their costs",
             "leave out one of the two",
         )
         with open_jobs(on, namespace, for_) as jobs:
@@ -139,7 +139,7 @@ def cost(
         if not history.trained_s and not history.interruptions:
             why = "its history has no training" if is_here else "the events that the cluster keeps have no steps"
             raise NotFoundError(
-                f"what job {name} lost cannot be computed: {why}",
+                f"the losses of job {name} cannot be computed: {why}",
                 hint="without --for, the command computes a month under each policy",
             )
         _print_history(name, history, price, interval_s or 3600.0, as_json=as_json)
@@ -183,7 +183,7 @@ def cost(
     notes = endless_note(found, situation)
     notes += [
         f"{loss.policy}: the interval is {time_text(loss.interval_s)} in place of {interval}: each save waits until "
-        "the one before it is durable (--durable)"
+        "the previous save is durable (--durable)"
         for loss in found
         if interval_s is not None and interval_s < loss.interval_s < math.inf
     ]
@@ -301,5 +301,5 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
 
 
 def _signed(seconds: float) -> str:
-    """The duration. If it is negative, because another policy would have lost less, it begins with a minus sign."""
+    """The duration as text. A negative duration begins with a minus sign: another policy would have lost less."""
     return f"-{time_text(-seconds)}" if seconds < 0 else time_text(seconds)

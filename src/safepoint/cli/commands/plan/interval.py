@@ -146,8 +146,8 @@ def interval(
     )
     best_s = best_interval_s(times, interruptions)
     at_best = productive_share(best_s, times, interruptions)
-    # Without a best interval, or with saves after each step, the answer shows what intervals around the mean time
-    # between interruptions cost. The store has to be able to follow these too.
+    # If there is no best interval, or if a save after each step is best, the table has intervals around the mean time
+    # between interruptions. No interval in the table is shorter than the time that the store needs for a save.
     is_regular = SHORTEST_STEP_S < best_s < math.inf
     middle_s = best_s if is_regular else max(interruptions.between_s, times.durable_lag_s)
     rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
@@ -156,7 +156,7 @@ def interval(
     notes: list[str] = []
     if len(rows) < len(_FACTORS):
         notes.append(
-            f"no interval is shorter than {time_text(times.durable_lag_s)}: each save waits until the one before it "
+            f"no interval is shorter than {time_text(times.durable_lag_s)}: each save waits until the previous save "
             "is durable"
         )
     document: dict[str, Any] = {
