@@ -30,7 +30,6 @@ from safepoint.dashboard.work import Works
 from safepoint.errors import SafepointError
 
 _STATIC = Path(__file__).parent / "static"
-_SHARED = ("safepoint.presentation", "static")
 _LEAST_COMPRESSED_BYTES = 1024
 _MOST_THREADS = 32
 _OUTPUTS, _READS = (8, 2), (24, 6)

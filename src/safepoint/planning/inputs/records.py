@@ -300,7 +300,6 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
 # ---- a checkpoint --------------------------------------------------------------------------------------------------
 
 _ZERO3 = re.compile(r"global_step\d+/zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
-_RNG = re.compile(r"rng_state_\d+\.pth")
 
 
 def given_by_files(sizes: Mapping[str, int], *, source: str) -> Given:
