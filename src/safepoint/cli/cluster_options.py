@@ -30,7 +30,7 @@ _PLACE = (
     "The cluster: the NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or "
     "`.` for the current context. `local` means this machine."
 )
-_OF_JOB = "the place that has the job: this machine or your default place"
+_OF_JOB = "this machine or your default place, wherever the job is"
 On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
 OnOfJob = Annotated[
     str | None,
@@ -47,7 +47,7 @@ OnOfList = Annotated[
 ]
 OnOfWatch = Annotated[
     str | None,
-    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default=f"this machine; with JOB, {_OF_JOB}"),
+    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default=f"this machine; with JOB: {_OF_JOB}"),
 ]
 Namespace = Annotated[
     str | None,

@@ -47,7 +47,7 @@ def spec_of(
 
     Args:
         program: the script or module, and its arguments.
-        options: the options that have an effect on a cluster only.
+        options: the options for jobs on a cluster only.
         settings: the options of the run.
         given: the names of the options that are set, including options that are set to their defaults; see
             `given_options`.

@@ -1,10 +1,10 @@
 """Checkpoints that a run has passed over and could not move aside.
 
-A run that resumes from an older checkpoint moves newer checkpoints aside, because the highest step counts as the
-newest checkpoint. A checkpoint that cannot be moved (an immutable folder, a mount point) is noted in
-`.safepoint/passed-over.json` instead, with the digest of its record. From then on, no start resumes from it,
-retention does not count it, and it is not uploaded. A new checkpoint under the same name has another record, so it is
-not passed over.
+A run that resumes from an older checkpoint moves newer checkpoints aside. Otherwise the next start would resume from
+one of them, because the checkpoint with the highest step counts as the newest. A checkpoint that cannot be moved (an
+immutable folder, a mount point) is noted in `.safepoint/passed-over.json` instead, with the digest of its record.
+From then on, no start resumes from this checkpoint, retention does not count it, and it is not uploaded. A new
+checkpoint under the same name has another record, so it is not passed over.
 """
 
 import contextlib

@@ -84,10 +84,11 @@ class ResumedFromForeign(Event, is_warning=True):
 
     def _sentence(self) -> str:
         return (
-            f"Safepoint did not write {self.path} ({printable(self.writer)} did): its files were checked, but it has "
-            "no digests with which to compare them. The Trainer loads it as it would without Safepoint, and does not "
-            "restore exactly the order of samples in the running epoch, the loss since the last log line, what a "
-            "trainer counts between two log lines, and the training time. The next save is a checkpoint of Safepoint"
+            f"Safepoint did not write {self.path} ({printable(self.writer)} did). The files were checked, but this "
+            "checkpoint has no digests to compare them with. The Trainer loads the checkpoint as it does without "
+            "Safepoint. Some values are not restored exactly: the order of samples in the running epoch, the loss "
+            "since the last log line, the counters of a trainer between two log lines, and the training time. The "
+            "next save is a checkpoint of Safepoint"
         )
 
 
@@ -231,9 +232,10 @@ class StepGivenUp(Event):
 
 
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
-    """The state of a step is in memory, or is being copied there. If `is_wanted`, it is to become a checkpoint.
+    """The state of a step is in memory, or is being copied there.
 
-    Other snapshots are reported at most every ten seconds. `count` is the number of snapshots in this report.
+    If `is_wanted`, the snapshot is to become a checkpoint. Other snapshots are reported at most every ten seconds.
+    `count` is the number of snapshots since the previous report, this snapshot included.
     """
 
     step: int
@@ -479,7 +481,9 @@ class FinalMissing(Event, is_warning=True):
     def _sentence(self) -> str:
         again = "run the same command again"
         if self.checkpoint is not None:
-            again = f"create it with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
+            again = (
+                f"create the model with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
+            )
         return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved; {again}"
 
 

@@ -26,7 +26,7 @@ _IN_EVERY_MODULE = frozenset(
     ("__name__", "__file__", "__doc__", "__builtins__", "__spec__", "__package__", "__loader__", "__annotations__")
 )
 _RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_SELF_CONTAINED = "write a function with `def`, and import or define everything that it needs inside it"
+_SELF_CONTAINED = "write a function with `def`; inside the function, import or define everything that it uses"
 _MOST_DEPTH = 50
 """How deep arguments may be nested: Python's parser limits the nesting of brackets."""
 _ACCEPTED = "None, True, False, numbers, strings, bytes, and lists, tuples, sets and dicts of these"
@@ -48,7 +48,9 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None, before: str = "") -> str:
-        """The script. It calls the function when a rank runs it, but not when a data loader worker imports it.
+        """The script.
+
+        A rank that runs the script calls the function. A data loader worker that imports the script does not.
 
         Args:
             look_in: a folder that is searched last for imported modules; None for no folder.

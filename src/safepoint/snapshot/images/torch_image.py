@@ -18,7 +18,7 @@ from safepoint.snapshot.images.torch_archive import PICKLE_BEGIN, PICKLE_END, St
 
 _PROTOCOL = 2
 _KEPT_BYTES = 16 << 20
-"""An image with a larger pickle is not kept, but composed at each save. 100,000 tensors have a smaller pickle."""
+"""If the pickle has more bytes, the image is not kept, but composed at each save. 100,000 tensors need less."""
 _typed_storage: Any = torch.storage.TypedStorage
 _torch: Any = torch
 _rebuild: Any = _torch._utils._rebuild_tensor_v2
@@ -175,13 +175,16 @@ class _Seen:
         self.tensor = tensor
         self.number = storages.number(tensor.untyped_storage())
         self.entry = storages.entries[self.number]
-        # An empty view has no address. So if its storage is not empty, a change of the storage cannot be detected,
-        # and -1 makes sure that the tensor is pickled again.
+        # An empty view has the address 0, even if its storage is not empty. So the address would not show that the
+        # storage has changed. No tensor has the address -1, so this value makes sure that the view is pickled again.
         self.address = tensor.data_ptr() or (-1 if self.entry.num_bytes else 0)
         self.meta = _meta(tensor)
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
-        """Whether `tensor` would be pickled to the same bytes. If so, this call adds its storage to `storages`."""
+        """Whether `tensor` would be pickled to the same bytes.
+
+        The call may add the storage of `tensor` to `storages`, even if the answer is False.
+        """
         # `_meta` is compared even if `tensor` is the same object, because the shape, the strides and requires_grad of
         # a tensor can be changed in place.
         if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
@@ -260,7 +263,7 @@ def _outline(value: Any, found: list[Any]) -> bool:
         return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
-        # This check is fast for the many numbers of an optimizer's parameters.
+        # An optimizer's state has long lists of numbers: the indices of the parameters. This check is fast for them.
         if all(type(item) in _SCALARS for item in value):
             found.extend(value)
             return True
@@ -292,8 +295,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees the following. If `value` is the same object as in the last call, it
-                holds the same tensors as then. If `value` is a dictionary, this also applies to each value in it.
+            trusts: whether the caller guarantees that the same object holds the same tensors as in the last call. The
+                guarantee covers `value` and, if `value` is a dictionary, each value in the dictionary.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.
@@ -322,9 +325,9 @@ class TorchImages:
             pieces=self._pieces,
             archives=(layout.archive,),
         )
-        # A large pickle contains data that is not in tensors. `_chunks` holds this data already. The whole pickle
-        # would hold the data a second time, and the image, whose literals contain the pickle, a third time. So
-        # neither is kept.
+        # A large pickle contains data that is not in tensors. `_chunks` already holds this data. The whole pickle
+        # would be a second copy. The literals of the image contain the pickle, so the image would be a third copy. So
+        # neither the pickle nor the image is kept.
         is_kept = len(pickled) <= _KEPT_BYTES
         self._pickled, self._image = (pickled, image) if is_kept else (b"", None)
         return image

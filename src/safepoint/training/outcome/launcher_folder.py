@@ -1,8 +1,8 @@
 """The launcher's temporary folder, through which launcher and ranks exchange records and events.
 
-The launcher removes its folder when it ends. If the launcher was killed, its keeper (the process of each node that
-writes snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
-machine removes the folder.
+The launcher removes its folder when it ends. If the launcher was killed, its keeper removes the folder. The keeper is
+the process that writes snapshots to disk; each node has one keeper. If the keeper was killed too, the next launcher
+of the same user on this machine removes the folder.
 """
 
 import contextlib
@@ -58,7 +58,8 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
         try:
             return folder, FolderLock.acquire(folder / LOCK_NAME, {"pid": os.getpid()})
         except BlockingIOError:
-            continue  # another launcher has locked the new folder, as if it were abandoned, and removes it
+            # Another launcher has found the new folder before it was locked, and removes the folder as abandoned.
+            continue
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -268,7 +268,9 @@ class ImageManifest:
             for name in (table_name, regions_name)
         }
         if {path for path in paths if _PAGES_NAME.fullmatch(path.rpartition("/")[2])} != expected:
-            raise ValueError("files must list the table and the regions of each page file, and no other such files")
+            raise ValueError(
+                "files must list one table and one file of regions for each page file, and no other tables or regions"
+            )
         for entry in self.files:
             self._check_file(entry)
 
@@ -279,7 +281,7 @@ class ImageManifest:
             raise ValueError(f"{entry.path!r} is in no part of the image")
         is_criu = is_criu_name(name)
         if not is_criu and not _PAGES_NAME.fullmatch(name):
-            raise ValueError(f"{entry.path!r} is neither a file of CRIU nor a table or regions")
+            raise ValueError(f"{entry.path!r} is not a file of CRIU, a table or a file of regions")
         if is_criu and entry.size_bytes > MOST_FILE_BYTES:
             raise ValueError(f"{entry.path!r} has more than {MOST_FILE_BYTES} bytes")
 

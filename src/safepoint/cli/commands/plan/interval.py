@@ -72,7 +72,7 @@ def interval(
         str | None,
         time(
             "Training time between two snapshots that stay in memory and do not become checkpoints.",
-            otherwise="only saves take snapshots",
+            otherwise="no such snapshots",
         ),
     ] = None,
     snapshot_stall: Annotated[str, time("Time for which such a snapshot delays the training.")] = "0s",

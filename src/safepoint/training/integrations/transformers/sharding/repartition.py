@@ -260,9 +260,9 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     if reason is not None:
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run uses "
-            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}. This change needs a copy of the "
-            f"checkpoint in DeepSpeed's universal layout. Such a copy cannot be used: {reason}; training was not "
-            "started",
+            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}. To resume on other ranks or with "
+            "another stage, Safepoint copies the checkpoint into DeepSpeed's universal layout. In this run, such a "
+            f"copy cannot be used: {reason}; training was not started",
             hint=_HINT,
         )
 
