@@ -52,10 +52,12 @@ class Group(NamedTuple):
 
     Args:
         what: `weights`, `optimizer` or `other`.
-        path: the path of the file; `*` stands for the number of a rank.
+        path: the path of the file, or a name for several files; `*` stands for a varying part, such as the number of
+            a rank.
         total_bytes: the size of all files of the kind.
-        largest_bytes: the size of the largest file. Rank 0 writes this file.
-        num_files: how many files there are: a single file of rank 0, or one file for each rank.
+        largest_bytes: the size of the largest file. Rank 0 writes this file. Several files that only rank 0 writes
+            count as one file.
+        num_files: the number of files: 1 if only rank 0 writes, or one file for each rank.
         is_of_each_rank: whether each rank writes one of these files.
     """
 
@@ -69,7 +71,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The facts about a training on which the files of its checkpoints depend.
+    """The facts about a training that determine the files of its checkpoints.
 
     Args:
         tensors: the tensors of the model, without the adapter.
@@ -102,7 +104,7 @@ class Training:
 
     @property
     def trained_dtype(self) -> str:
-        """The type of the trained tensors.
+        """The type of the trained tensors, before DeepSpeed casts them.
 
         PEFT holds adapters in 32 bits. With FSDP2 and mixed precision, Accelerate holds all trained tensors in 32
         bits.
@@ -113,7 +115,7 @@ class Training:
 
     @property
     def computed_dtype(self) -> str:
-        """The type that the trained tensors have in the model.
+        """The type of the trained tensors in a step: after DeepSpeed, if it is used, has cast the model.
 
         In a training in 16 bits, DeepSpeed casts the whole model to 16 bits, including an adapter.
         """

@@ -244,9 +244,9 @@ def resume(
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
     The newest attempt of the job may have a process image that is newer than the checkpoint. If this machine can
-    restore that image, the job continues from the image, as after `safepoint thaw`. The command says which of the two
-    it uses. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be resumed; submit it
-    again.
+    restore that image, the job continues from the image, as after `safepoint thaw`. The command says whether it uses
+    the image or the checkpoint. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be
+    resumed; submit it again.
     """
     with open_jobs(on, namespace, name) as jobs:
         if step is not None and not isinstance(jobs, LocalJobs):

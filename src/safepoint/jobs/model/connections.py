@@ -36,9 +36,9 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Select the variables of a TrainJob, or of another object, that this machine may use.
 
-    Another person may have written the object. Variables that only select a region or an account are safe. The other
-    variables of the stores are left out: they could make this machine send a file, or send the user's credentials to
-    another server or through a proxy.
+    Another person may have written the object. Variables that only select a region or an account are safe. All other
+    variables are left out. With such variables, the other person could choose the server or the proxy to which this
+    machine sends the user's credentials, or make it send a file.
     """
     return {name: text for name, text in variables.items() if name in variables_of(VariableKind.PLACE)}
 

@@ -1,12 +1,12 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-In an upload in parts, however, obstore repeats the requests. After an interruption, an upload starts again at the
-first byte.
+There are two exceptions: `put` sends its request once, and in an upload in parts, obstore repeats the requests. After
+an interruption, an upload starts again at the first byte.
 
-The server may be hostile. Objects are read as streams, and no more bytes are kept than were requested. A listing has
-the same limits as a listing of S3. Two things that obstore keeps in memory are not limited in size: one page of a
-listing, and the text of an error. Each of them has to arrive within the time limit of one request.
+The server may be hostile. Objects are read as streams, and a read stops as soon as the requested bytes have arrived.
+A listing has the same limits as a listing of S3. Two things that obstore keeps in memory are not limited in size: one
+page of a listing, and the text of an error. Each of them has to arrive within the time limit of one request.
 """
 
 import contextlib
@@ -310,8 +310,9 @@ class LibraryBucket:
 
     def _client(self, timeout_s: float) -> Client:
         self._keys.refresh()
-        # A client has one timeout for all its requests. To need only a few clients, each timeout is rounded down to
-        # the timeout of the options, multiplied or divided by a power of two.
+        # A client has one timeout for all its requests. To need only a few clients, round each timeout down to
+        # `request_timeout_s`, or to a value that is 2, 4, 8, … times larger or smaller. A timeout below 0.25 s counts
+        # as 0.25 s.
         rounded_s = self._options.request_timeout_s
         while rounded_s > max(timeout_s, _SHORTEST_TRY_S):
             rounded_s /= 2

@@ -25,7 +25,7 @@ HAS_SHUTDOWN_TIMEOUT = _OPTION in inspect.signature(LocalElasticAgent.__init__).
 
 
 class PatientAgent(LocalElasticAgent):
-    """torch elastic's agent, which has an option for the time that ranks may take to end in every release of torch.
+    """torch elastic's agent. Its option `shutdown_timeout` works with every release of torch.
 
     Args:
         shutdown_timeout: seconds between the signal and SIGKILL.

@@ -161,8 +161,8 @@ class Outcome:
         """Wait for the uploads of this rank, and check that the last step is saved; used if there is no launcher.
 
         All ranks call this method when a training has ended. Only the first rank raises the error for an unsaved last
-        step. If another rank also ended with an error, torchrun could end the first rank before its uploads are
-        complete.
+        step, after it has waited for its uploads. The other ranks do not raise this error: torchrun would then end
+        the first rank, perhaps before its uploads are complete.
 
         Raises:
             StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if
@@ -255,7 +255,8 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def _end_progress(self, state: State, message: str = "", *, limit_s: float | None = None) -> None:
-        # Even if the folder hangs, the write takes at most half of the time that is left, or 0.2 s.
+        # The folder may hang. So limit the write to half of the time that is left, but to no less than 0.2 s and no
+        # more than 5 s.
         if limit_s is None:
             limit_s = min(_MOST_REPORT_S, max(_LEAST_REPORT_S, self._termination.available_s / 2))
         self._progress.end(state, message, limit_s=limit_s)

@@ -1,10 +1,10 @@
 """A small process that undoes a freeze or a restore if Safepoint is killed meanwhile.
 
-If Safepoint ends before `release`, for any reason, the kernel closes its end of a pipe. Then the guard waits until
-CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages. The guard is a shell,
-so it starts in a millisecond. It has a session of its own, so signals to the group of the command do not reach it.
-The guard identifies each process, including CRIU, by its number and its start time. The number is not enough, because
-another process may get the number of an ended process.
+If Safepoint ends before `release`, for any reason, the kernel closes Safepoint's end of the pipe to the guard. Then
+the guard waits until CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages.
+The guard is a shell, so it starts in a millisecond. It has a session of its own, so signals to Safepoint's process
+group do not reach it. The guard identifies each process, including CRIU, by its number and its start time. The number
+is not enough, because another process may get the number of an ended process.
 """
 
 import signal

@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from safepoint.errors import FreezeError
@@ -21,7 +22,9 @@ def used_bytes(pids: Iterable[int]) -> int:
     In a container, the driver may report other process numbers. Then all used GPU memory counts.
     """
     wanted = set(pids)
-    found = {int(pid): int(used) for pid, used in _numbers("--query-compute-apps=pid,used_gpu_memory")}
+    found: Counter[int] = Counter()
+    for pid, used in _numbers("--query-compute-apps=pid,used_gpu_memory"):  # one row for each GPU that a process uses
+        found[int(pid)] += int(used)
     if wanted <= found.keys():
         return sum(found[pid] for pid in wanted) * _MEBIBYTE
     return sum(int(used) for (used,) in _numbers("--query-gpu=memory.used")) * _MEBIBYTE

@@ -135,7 +135,9 @@ class ImageLocation:
         where, facts = self.where(manifest.name), manifest.protection
         is_own = self.key is not None and facts is not None and facts.key_id == self.key.id
         if is_own and self.key is not None and not manifest.is_signed_by(self.key):
-            raise ImageError(f"{where} was altered by a program without its key; it was not used")
+            raise ImageError(
+                f"{where} was changed by a program that does not have the image's key; the image was not used"
+            )
         if self._only_authentic and not is_own:
             made = "has no protection" if facts is None else f"is protected with another key ({facts.key_id})"
             raise ImageError(

@@ -232,7 +232,10 @@ class ProtectedFile:
             nonce = _nonce(number, is_last=number == self._num_chunks - 1)
             found: bytes = self._cipher.decrypt(nonce, message, associated)
         except invalid as error:
-            raise ImageError(f"{self.name} was altered by a program without its key; it was not used") from error
+            raise ImageError(
+                f"{self.name} is damaged, or was changed by a program that does not have the image's key; the file "
+                "was not used"
+            ) from error
         return found
 
     def _pread(self, offset: int, length: int) -> bytes:

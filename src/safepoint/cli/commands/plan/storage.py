@@ -207,8 +207,8 @@ def storage(
 ) -> None:
     """Compute the disks, memory and time for checkpoints of a model.
 
-    The command reads the shape of the model and no weights. It computes the size of a checkpoint with the strategy
-    and the optimizer, the disk space that a node needs, and how long a save, an upload and a resume take.
+    The command reads the shape of the model and no weights. For the given strategy and optimizer, it computes the
+    size of a checkpoint, the disk space that a node needs, and the times of a save, an upload and a resume.
 
     OpenShift AI's documents have a formula for the disk space of a pod. The output has one row for each term of this
     formula. The column DOCUMENTS has the value that the formula gives, and the column SAFEPOINT has the space that

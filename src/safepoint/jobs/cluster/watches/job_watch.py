@@ -78,7 +78,8 @@ class JobWatch:
         self._has_begun = {kind: threading.Event() for kind in _KINDS}
         self._failure: SafepointError | None = None
         self._unanswered: dict[str, tuple[float, str, SafepointError]] = {}
-        """For each kind that cannot be watched at present: when this began (monotonic clock, UTC), and the error."""
+        """For each kind that cannot be watched at present: since when (on the monotonic clock), since when (in UTC),
+        and the error."""
         self._has_warned = False
         self._saved: dict[str, int] = {}
         """For each job: the step that a pod has saved at its end. The step is kept here, because the cluster deletes
@@ -144,7 +145,8 @@ class JobWatch:
                     self._note(kind, what, item)
                 self._is_over.wait(_AGAIN_S)
             except (AccessDeniedError, TooMuchError) as error:
-                if kind != "workloads":  # without Workloads, the state of a job in a queue is incomplete
+                # Jobs can be shown without Workloads: only the state of a job in a queue is incomplete then.
+                if kind != "workloads":
                     self._failure = error
                 self._begun(kind)
                 return
