@@ -122,7 +122,8 @@ def picture(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, in the same order. The lowest value gets the lowest bar, and the highest the highest."""
+    """A bar for each value, in the same order. The bar of the lowest value is the lowest one of `_BARS`, and the bar of
+    the highest value is the highest one. If all values are equal, all bars are the lowest one."""
     if not values:
         return ""
     low, high = min(values), max(values)
