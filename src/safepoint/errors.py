@@ -158,7 +158,7 @@ class PartlyDoneError(SafepointError):
 
 
 class ConflictError(SafepointError):
-    """Another process uses the folder; or a setting or a request conflicts with an existing job, checkpoint or run."""
+    """Another process uses the folder, or a setting or request conflicts with an existing job or checkpoint."""
 
     exit_code = ExitCode.CONFLICT
 

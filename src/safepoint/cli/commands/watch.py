@@ -122,8 +122,8 @@ def picture(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, in the same order. The bar of the lowest value is the lowest one of `_BARS`, and the bar of
-    the highest value is the highest one. If all values are equal, all bars are the lowest one."""
+    """A bar for each value, in the same order. The lowest value gets the lowest bar. The highest value gets the
+    highest bar."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -25,8 +25,8 @@ from safepoint.progress.trainer_status import (
 def progress_of(job: Object, state: JobState) -> Progress | None:
     """The progress of a job; None if the cluster has no progress of the job.
 
-    Either the pods have posted the progress to the status server of Kubeflow Trainer, or OpenShift AI's controller
-    has read it from the pods, and has written it into an annotation of the job.
+    There are two ways. Either the pods post the progress to the status server of Kubeflow Trainer. Or OpenShift AI's
+    controller reads the progress from the pods, and writes it into an annotation of the job.
     """
     status = at(job, "status", "trainerStatus")
     if status is not None:
