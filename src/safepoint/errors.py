@@ -7,8 +7,8 @@ SafepointError                 base of all of them
 ├── UsageError            2   a setting or an argument is invalid
 ├── PartlyDoneError       3   a part is done, and the rest failed
 ├── NotFoundError        10   a job, checkpoint or connection does not exist
-├── ConflictError        11   another run holds the output folder, or a setting or request does not fit what exists
-├── StorageError         13   the output location cannot be used
+├── ConflictError        11   another process uses the folder, or a setting or request conflicts with what exists
+├── StorageError         13   a folder, an object store or a cluster cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
@@ -158,13 +158,13 @@ class PartlyDoneError(SafepointError):
 
 
 class ConflictError(SafepointError):
-    """Another run holds the output folder, or a setting or request does not fit what exists."""
+    """Another process uses the folder, or a setting or request conflicts with an existing job or checkpoint."""
 
     exit_code = ExitCode.CONFLICT
 
 
 class StorageError(SafepointError):
-    """The output location cannot be used."""
+    """A folder, an object store or a cluster cannot be used."""
 
     exit_code = ExitCode.STORAGE
 
@@ -178,11 +178,11 @@ class ConditionError(StorageError):
 
 
 class AccessDeniedError(StorageError):
-    """The store refuses these credentials, or grants them too little."""
+    """The store or the cluster refuses these credentials, or grants them too little."""
 
 
 class TransientError(StorageError):
-    """The store is busy, slow, cut off or out of reach; the same request may succeed later."""
+    """The store or the cluster is busy, slow, cut off or out of reach; the same request may succeed later."""
 
 
 class CheckpointError(SafepointError):

@@ -164,7 +164,8 @@ class LocalStore:
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
         # Each writer that uses this class locks the folder during the comparison and the rename. So no other writer
-        # changes the object between the two, unless it could not get the lock in time (`_wait_for_lock`).
+        # changes the object between the two. Exception: a writer that does not get the lock in time continues without
+        # the lock (`_wait_for_lock`).
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -178,8 +179,8 @@ class LocalStore:
                         hint="another run writes to the same location; stop one of the two runs",
                     )
             working.rename(path)
-            # `fsync` takes the descriptor, not the path: by now, another process may have deleted the object. With
-            # the last object, it deletes the folder, too.
+            # `fsync` takes the descriptor, not the path: by now, another process may have deleted the object. If the
+            # folder is then empty, the other process deletes the folder, too.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -195,8 +196,8 @@ class LocalStore:
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # If the folder `remains` does not exist, another process has deleted it, after the last object in it.
-            # That process has also made the deletion durable.
+            # If the folder `remains` does not exist, another process has deleted this folder, because the folder was
+            # empty. The other process has also made the deletion durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
@@ -260,7 +261,7 @@ def _create_working(path: Path) -> Path:
     """Create an empty file in the folder of `path`, and the folder itself if necessary."""
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     for _ in range(_MOST_TRIES):
-        # Another process may delete the folder between the two calls, because it has deleted the last object in it.
+        # Between the two calls, another process may delete the folder, because the folder is empty.
         try:
             files.make_folder(path.parent)
             working.touch(exist_ok=False)

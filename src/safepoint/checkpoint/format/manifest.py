@@ -161,7 +161,7 @@ def path_fault(path: str) -> str | None:
     parts = path.split("/")
     encoded = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
     if not path or sum(encoded) + len(parts) - 1 > _MAX_PATH_BYTES or max(encoded) > _MAX_NAME_BYTES:
-        return f"is empty or longer than {_MAX_PATH_BYTES} bytes, or has a name of more than {_MAX_NAME_BYTES} bytes"
+        return f"is empty or longer than {_MAX_PATH_BYTES} bytes, or a component exceeds {_MAX_NAME_BYTES} bytes"
     if _UNPRINTABLE.search(path):
         return "has a control character, a surrogate or a backslash"
     if path.startswith("/"):

@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
 This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. The next
-`submit` deletes objects that were made for a job that does not exist. The next command continues an unfinished change
-of the job's number of nodes, see `suspension.scaling`.
+`submit` deletes the objects of a job that does not exist, if these objects are older than ten minutes. The next
+command that reads a job continues an unfinished change of its number of nodes, see `suspension.scaling`.
 """
 
 import contextlib
@@ -145,7 +145,7 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first, from three lists. Each request reads at most 500 objects.
+        """All jobs of the namespace, oldest first. Each request reads at most 500 objects.
 
         Raises:
             NotFoundError: the cluster has no Kubeflow Trainer.
@@ -230,7 +230,7 @@ class ClusterJobs:
         return list_in_pod(self._api, storage, location_of(storage.output, name))
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """The attempts of replaced TrainJobs, oldest first, and while the job runs, its current attempt."""
+        """The attempts of a job, oldest first; see `ClusterJob.attempts`."""
         return list(self.job(name).attempts)
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class ClusterJobs:
         return ""
 
     def observe(self, name: str) -> Observed:
-        """The objects of a job: TrainJob, pods and Workload, and, if the job does not run yet, events.
+        """The objects of a job: its TrainJob, pods and Workload. If the job does not run yet: also events.
 
         Raises:
             NotFoundError: there is no such job.
@@ -342,7 +342,7 @@ class ClusterJobs:
     # ---- change ---------------------------------------------------------------------------------------------------
 
     def suspend(self, name: str, *, timeout_s: float | None = None) -> ClusterJob:
-        """Stop a job with a checkpoint, and wait until its pods are gone; see `stop_job`.
+        """Save a checkpoint of a job, stop the job, and wait until its pods are gone; see `stop_job`.
 
         Raises:
             ConflictError: the job has ended or is being deleted.

@@ -5,8 +5,8 @@ launcher's node manages the output folder (see `Folders`), the launcher watches 
 nothing. If a save does not fit, the process that saves deletes older checkpoints first (`checkpoint.local.thinning`).
 
 Each look at a folder runs on a thread of its own. The next look at this folder begins only when the last look has
-returned. So a folder that hangs costs one thread. The training never waits for this folder. The look at the other
-folder waits once, for at most 10 s.
+returned. So if a folder hangs, only one thread hangs. The training never waits for a look. The first time that a look
+hangs, the look at the other folder begins up to 10 s late. Later looks at the other folder are not delayed.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from safepoint.training.outcome.watched_folder import WatchedFolder, shared_watc
 _log = logging.getLogger("safepoint")
 _LEAST_PERIOD_S, _MOST_PERIOD_S = 0.5, 10.0
 _FIRST_PERIOD_S = 1.0
-"""The time between two looks before the run has saved twice."""
+"""The time between two looks. Once the run has saved twice, this time depends on the interval between its saves."""
 _LOOKS_PER_SAVE = 4
 _LIMIT_S = 10.0
 _MOST_SAVES = 8

@@ -1,7 +1,8 @@
 """Which packages a program will import, read from its source without executing it.
 
-The list has only installed packages (in site-packages), because they change rarely, and because each start of ranks
-checks whether one has changed. Files of the project are searched for further imports, but are never imported.
+The list has only installed packages (in site-packages). These packages change rarely, and each start of ranks checks
+whether a file of these packages has changed. Files of the project are searched for further imports, but are never
+imported.
 """
 
 import ast
@@ -62,12 +63,14 @@ def search_folder(program: tuple[str, ...], *, is_module: bool) -> str:
 
 
 def wanted_imports(program: tuple[str, ...], *, is_module: bool) -> list[Wanted]:
-    """The imports of installed packages in the source of a program and of its project, in the order of their
-    discovery.
+    """Search the source files of a program and of its project for imports of installed packages.
 
     Args:
         program: the path of a script or the name of a module, and arguments.
         is_module: whether the program is a module.
+
+    Returns:
+        The imports, in the order in which they were found.
     """
     folder = search_folder(program, is_module=is_module)
     first = _source_of_module(program[0], folder) if is_module else Path(program[0])

@@ -68,7 +68,7 @@ def freeze(
 
     Exit codes: 1 a process cannot be frozen, and all continue to run; 10 there is no such job or process; 11 another
     process writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root,
-    or the driver of a GPU that a process uses has no checkpoint API.
+    or a process uses a GPU, and the driver of the GPU has no checkpoint API.
     """
     if (job is None) == (pid is None) or (pid is not None and to is None):
         raise UsageError("name a job, or a process with --pid PID and --to LOCATION; nothing was frozen")
@@ -135,10 +135,10 @@ def thaw(
 
     If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
 
-    The whole image is checked first. The restored program runs with your rights. So an image is refused if it was not
-    made with your own key or with the key in --key. With --trust, such an image is restored, too: use --trust only
-    for images of people whom you trust. If a process number in the image is in use on this machine, the processes are
-    restored in a new PID namespace.
+    The whole image is checked first. The restored program runs with your rights. So the command accepts only images
+    that were made with your own key. With --key, it accepts only images that were made with the key in FILE. With
+    --trust, it also restores other images: use --trust only for images of people whom you trust. If a process number
+    in the image is in use on this machine, the processes are restored in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
     or other jobs use its CPUs or GPUs; 14 the image is damaged, or was made with another key; 16 this machine has no

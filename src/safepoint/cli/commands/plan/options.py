@@ -64,15 +64,15 @@ Announced = Annotated[
     float,
     typer.Option(
         metavar="SHARE",
-        help="Share of the interruptions, from 0 to 1, that begin with a SIGTERM early enough for a save.",
+        help="Share of the interruptions that begin with a SIGTERM early enough for a save: a number from 0 to 1.",
     ),
 ]
 RanksOnly = Annotated[
     float,
     typer.Option(
         metavar="SHARE",
-        help="Share of the interruptions, from 0 to 1, that end training processes only. The machine continues, and "
-        "so the newest snapshot in its memory stays usable.",
+        help="Share of the interruptions that end only training processes: a number from 0 to 1. In these "
+        "interruptions, the machine continues, so the newest snapshot in its memory stays usable.",
     ),
 ]
 Restart = Annotated[str, time("Time from an interruption until the ranks train again.")]

@@ -87,7 +87,7 @@ def simulate(
     machine_failures: Annotated[str | None, rate_of_model("How often each machine fails, such as 2/year.")] = None,
     ranks_only: Annotated[
         float | None,
-        share_of_model("Share of the machines' failures, from 0 to 1, that end training processes only."),
+        share_of_model("Share of the machines' failures that end only training processes: a number from 0 to 1."),
     ] = None,
     rack_failures: Annotated[str | None, rate_of_model("How often each rack fails as a whole.")] = None,
     machines_per_rack: Annotated[int, typer.Option(metavar="N", help="Machines in each rack.")] = 16,

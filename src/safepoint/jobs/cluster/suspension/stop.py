@@ -34,7 +34,7 @@ _HELD_S = 50.0
 
 
 def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeout_s: float | None) -> ClusterJob:
-    """Stop a job with a checkpoint, and wait until its pods are gone.
+    """Save a checkpoint of a job, stop the job, and wait until its pods are gone.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.

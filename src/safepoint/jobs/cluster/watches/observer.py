@@ -37,7 +37,7 @@ class Observer:
         self._api, self._unknown = api, unknown
 
     def observe(self, name: str) -> Observed:
-        """The objects of a job: TrainJob, pods and Workload, and, if the job does not run yet, events.
+        """The objects of a job: its TrainJob, pods and Workload. If the job does not run yet: also events.
 
         Raises:
             NotFoundError: there is no such job.

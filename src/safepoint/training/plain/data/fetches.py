@@ -323,7 +323,9 @@ def _checked(saved: Any) -> tuple[dict[str, Any], list[dict[str, Any] | None]]:
     parts: Any = cast("dict[str, Any]", saved) if isinstance(saved, dict) else {}
     rng, workers = parts.get("rng", {}), parts.get("workers", [])
     if not isinstance(rng, dict) or not isinstance(workers, list) or not parts.keys() <= {"rng", "workers"}:
-        raise CheckpointError("the checkpoint has invalid states of random number generators of a data loader")
+        raise CheckpointError(
+            "the checkpoint is damaged: the states of a data loader's random number generators are invalid"
+        )
     states = cast("list[Any]", [rng, *cast("list[Any]", workers)])
     before = capture_rng()
     try:
