@@ -68,7 +68,7 @@ class SpaceLow(Event, is_warning=True):
 
 
 class SpaceRegained(Event):
-    """A folder has room for saves again. The event is reported at least one minute after the room became sufficient."""
+    """A folder has room for saves again. The event is reported only after one minute without low space."""
 
     place: str
     path: str
