@@ -4,13 +4,18 @@ Run it under `safepoint run`, under torchrun, or alone. The variables SAFEPOINT_
 One of them makes the process a template, from which the launcher copies ranks (`safepoint.training.rank_processes`).
 """
 
+import os
 import sys
 
 from safepoint.errors import MissingExtraError, require_torch
+from safepoint.settings.run_settings import variable
+from safepoint.training.outcome.launcher_folder import keep_rank_in_its_folder
 
 
 def main() -> int:
     """Run this process as one rank; see `safepoint.training.rank.main`."""
+    environment = dict(os.environ)
+    keep_rank_in_its_folder(os.environ.get(variable("record_folder")))
     try:
         require_torch("a training")
     except MissingExtraError as error:
@@ -22,7 +27,7 @@ def main() -> int:
     if is_template():
         from safepoint.training.integrations import install_before_ranks, prepare_before_ranks
 
-        return run_template(rank.main, install_before_ranks, prepare_before_ranks)
+        return run_template(rank.main, install_before_ranks, prepare_before_ranks, environment)
     return rank.main(sys.argv[1:])
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from safepoint.foundation.processes import unknown_users
 from safepoint.foundation.volumes.mounts import file_system_of, is_mounted_by_other
 
 _PLANTED = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
@@ -34,7 +35,9 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
 
     The rule is that of the kernel's `protected_symlinks`. It concerns folders with the sticky bit that everyone may
     write to, such as /tmp. In such a folder, a file, folder or link is accepted only if it belongs to this user, to
-    root, or to the owner of that folder. All names are checked that the kernel looks up on the way to `path`.
+    root, or to the owner of that folder. All names are checked that the kernel looks up on the way to `path`. In a
+    user namespace, such as that of a container without root, users without a number there look alike: such an owner
+    is not accepted.
 
     Args:
         path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
@@ -42,7 +45,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
             planted: another user may have moved it away, and then the checks of `path` do not apply to it.
         users: other users to whom it may belong.
     """
-    found = _looked_up(path)
+    found = looked_up(path)
     if opened is None:
         return any(is_of_stranger(one, users) for one in found)
     try:
@@ -68,12 +71,13 @@ def is_planted_folder(path: str | os.PathLike[str]) -> bool:
         os.close(descriptor)
 
 
-def _looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
+def looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
     """The names that the kernel looks up on the way to `path`, in this order, also where links lead.
 
-    The caller checks each name before the next one, because a file system of another user may never answer.
+    The caller checks each name before the next one, because a file system of another user may never answer. `..` in
+    the path is not resolved before: after a link, it leads to the folder above the target of the link.
     """
-    seen, whole = set[str](), Path(os.path.abspath(path))
+    seen, whole = set[str](), Path(path).absolute()
     left = [whole, *whole.parents]
     while left:
         one = str(left.pop())
@@ -104,7 +108,7 @@ def _belongs_to_stranger(path: str | os.PathLike[str], users: Collection[int]) -
     if _is_shared(folder) and is_mounted_by_other(path):
         return True
     owner = os.lstat(path).st_uid
-    return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid, *users}
+    return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid, *users} - unknown_users()
 
 
 def lies_in_shared_folder(path: str | os.PathLike[str]) -> bool:
@@ -201,7 +205,7 @@ def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str 
             return _REPLACED
         link = now = found
     for status in (found, link, now):
-        if status.st_uid not in {os.geteuid(), 0}:
+        if status.st_uid not in {os.geteuid(), 0} - unknown_users():
             return f"it belongs to user {user_name(status.st_uid)}"
     if why := _why_exposed(path, link, now):
         return why
@@ -223,7 +227,7 @@ def _why_exposed(
         is_named: whether the user has chosen the path. Then the mode of a file whose mode cannot be changed, as in a
             volume of Kubernetes, does not count.
     """
-    named, real = Path(os.path.abspath(path)).parent, Path(os.path.realpath(path)).parent
+    named, real = Path(path).absolute().parent, Path(os.path.realpath(path)).parent
     if not stat.S_ISLNK(now.st_mode) and now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         if now.st_mode & stat.S_IWOTH and not (is_named and _has_mode_of_mount(real)):
             return "everyone may write to it"
