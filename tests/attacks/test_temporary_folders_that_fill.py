@@ -1,7 +1,7 @@
 """Another user fills the temporary folder before the template imports packages, or before ranks are started again.
 
-Ranks are copies of the template, so they have what the template has found out about temporary folders. Python would use
-/var/tmp or the current folder, and a child process of a rank would too: another user may have put compiled code there.
+Ranks are copies of the template, so they have what the template has found out about temporary folders. Python, and so a
+child process of a rank, would use /var/tmp or the current folder: another user may have put compiled code there.
 """
 
 import os
@@ -58,7 +58,7 @@ main()
 @pytest.mark.ranks
 @pytest.mark.parametrize("option", ["--preload", "--no-preload"])
 def test_a_run(option: str, tmp_path: Path) -> None:
-    """The folder cannot be written when packages are imported. Without an option, ranks are copies, as with the first."""
+    """The folder cannot be written when packages are imported. The first option is the default."""
     (tmp_path / "train.py").write_text(_SCRIPT)
     (tmp_path / "tmp").mkdir()
     code = _CODE.format(missing=str(tmp_path / "missing"))
@@ -71,7 +71,6 @@ def test_a_run(option: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    _, found, _ = done.stdout.partition("FOLDERS ")
-    folders = found.split()[:3]
-    assert len(folders) == 3
+    folders = done.stdout.partition("FOLDERS ")[2].split()[:3]
+    assert len(folders) == 3, done.stdout + done.stderr
     assert all("/safepoint-" in folder for folder in folders), "the folder of the launcher"

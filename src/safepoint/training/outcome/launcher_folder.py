@@ -99,8 +99,8 @@ def _is_ours(folder: Path) -> bool:
 def keep_rank_in_its_folder(folder: str | None) -> None:
     """Let this rank, or the template of ranks, use no other temporary folder than TMPDIR or one of its launcher.
 
-    See `keep_temporary_folder`. Call this function before torch is imported: torch and other packages compute paths of
-    compiled code while they are imported. Call it in a copy of the template, too: TMPDIR may be full by then.
+    See `keep_temporary_folder`. Call this function before torch is imported: packages compute paths of compiled code
+    while they are imported. Call it in a copy of the template, too: TMPDIR may be full by then.
 
     Args:
         folder: the launcher's folder; None or empty without a launcher.
