@@ -1,7 +1,7 @@
 """Another user fills the temporary folder before the template imports packages, or before ranks are started again.
 
-Ranks are copies of the template, so they have what the template has found out about temporary folders. Python, and so a
-child process of a rank, would use /var/tmp or the current folder: another user may have put compiled code there.
+Ranks are copies of the template, so they have what the template has found out about temporary folders. Python, also
+in a child process of a rank, would use /var/tmp or the current folder, where another user may have put compiled code.
 """
 
 import os
