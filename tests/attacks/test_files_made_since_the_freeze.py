@@ -278,3 +278,60 @@ def test_malformed_files(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "carried-0.img").write_bytes(b"x" * 2048)
     with pytest.raises((ImageError, tarfile.TarError)), set_down(tmp_path):
         pass
+
+
+_SEVERAL = {
+    "a list of libraries": "LD_PRELOAD=/usr/lib/a.so {path}",
+    "the first of a list": "LD_PRELOAD={path} /usr/lib/a.so",
+    "options": "XLA_FLAGS=--xla_gpu_cuda_data_dir={path} --xla_other=1",
+    "options of a compiler": "NVCC_APPEND_FLAGS=-O2 -I{path} -L /usr/lib",
+    "JSON": 'TF_CONFIG={{"a": 1, "dir": "{path}"}}',
+    "quotes": "OPTIONS=--dir '{path}' --other",
+    "lines": "OPTIONS=a\n{path}\nb",
+    "a file of arguments": "ARGUMENTS=@{path}",
+    "the first of two values": "TRITON_CACHE_DIR={path}\0TRITON_CACHE_DIR=/usr/lib",
+}
+
+
+@pytest.mark.parametrize("text", _SEVERAL.values(), ids=_SEVERAL)
+@pytest.mark.parametrize("name", ["file", "mine/file"])
+def test_values_with_several_paths(
+    text: str, name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with options, quotes or brackets around a path. No other folder is made than that of the file."""
+    monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
+    path, top = shared / name, shared / Path(name).parts[0]
+    proc = named(tmp_path, text.format(path=path))
+    refuse_planted_paths([7], proc)
+    assert set(os.listdir(shared)) <= {Path(name).parts[0]}
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    refuse_planted_paths([7], proc)
+    os.chown(top, _STRANGER, -1)
+    with pytest.raises(FreezeError, match="names it; nothing was restored"):
+        refuse_planted_paths([7], proc)
+
+
+@pytest.mark.parametrize(
+    ("variable", "arguments"),
+    [
+        ("A=b", "python\0-P\0mine/train.py\0"),
+        ("A=b", "python\0./mine/../mine/train.py\0"),
+        ("A=b", "cc\0-I./mine\0"),
+        ("A=b", "sh\0-c\0cd mine && exec python train.py\0"),
+        ("PYTHONPATH=/usr/lib:mine", "python\0"),
+    ],
+)
+def test_paths_that_start_at_the_current_folder(
+    variable: str, arguments: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the script that a launcher in /tmp starts again."""
+    monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
+    proc = named(tmp_path, variable, arguments=arguments)
+    (proc / "7" / "cwd").symlink_to(shared)
+    (shared / "mine").mkdir()
+    (shared / "mine" / "train.py").touch()
+    refuse_planted_paths([7], proc)
+    os.chown(shared / "mine", _STRANGER, -1)
+    with pytest.raises(FreezeError, match="names it; nothing was restored"):
+        refuse_planted_paths([7], proc)

@@ -26,6 +26,7 @@ from safepoint.jobs.local import paths
 from safepoint.transparent.images.location import ImageLocation
 
 _STRANGER = 65533
+_WHY = r"another user|others"
 
 
 @pytest.fixture
@@ -139,3 +140,38 @@ def test_a_file_system_that_never_answers(
         monkeypatch.setattr(os, name, call)
     for path in (mount / "inner" / "file", tmp_path / "link"):
         assert ask(path)
+
+
+@pytest.mark.parametrize("what", _USES)
+def test_two_dots_after_a_link(what: str, shared: Path, tmp_path: Path) -> None:
+    """The folder above the target of the link, and not the folder of the link, is on the way."""
+    use, own = _USES[what], shared / "runs"
+    (own / "run-7").mkdir(parents=True)
+    (own / "file").touch(0o600)
+    (tmp_path / "latest").symlink_to(own / "run-7")
+    way = Path(f"{tmp_path}/latest/..")
+    if what != "process images":  # other users may be able to rename the folder of all tests
+        use(way)
+    if os.getuid() != 0:
+        pytest.skip("only root can give folders to another user")
+    os.chown(own, _STRANGER, -1)
+    with pytest.raises((PlantedError, SafepointError), match=_WHY):
+        use(way)
+    assert is_planted(way / "file")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_link_in_a_folder_that_others_may_write_to(mode: int, tmp_path: Path) -> None:
+    """Without the sticky bit, others can replace the link, and so decide where what was made is looked for later."""
+    (tmp_path / "own").mkdir(mode=0o700)
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "way").symlink_to(tmp_path / "own")
+    (tmp_path / "outside").symlink_to(tmp_path / "scratch" / "way")
+    is_open = may_be_replaced(tmp_path / "own")  # other users may be able to rename the folder of all tests
+    assert may_be_replaced(tmp_path / "outside") is is_open
+    (tmp_path / "scratch").chmod(mode)
+    assert may_be_replaced(tmp_path / "scratch" / "way")
+    assert may_be_replaced(tmp_path / "outside")
+    assert may_be_replaced(tmp_path / "outside", by_everyone=True) is (mode == 0o777 or is_open)
+    with pytest.raises(SafepointError, match=_WHY):
+        ImageLocation(tmp_path / "outside" / "images").control_folder()

@@ -34,23 +34,14 @@ def test_each_start_has_another_port() -> None:
     assert 8765 not in {first, second}
 
 
-@pytest.mark.parametrize(
-    ("host", "shown"),
-    [
-        ("localhost:8765", "127.0.0.1:8765"),
-        ("LocalHost:8765", "127.0.0.1:8765"),
-        ("localhost", "127.0.0.1"),
-        ("[::1]:8765", "[::1]:8765"),
-        ("jobs.example", "jobs.example"),
-    ],
-)
-def test_a_link_for_another_person(host: str, shown: str, start: Callable[..., Dashboard]) -> None:
+@pytest.mark.parametrize("host", ["localhost:8765", "LocalHost:8765", "localhost"])
+def test_a_link_for_another_person(host: str, start: Callable[..., Dashboard]) -> None:
     """A browser tries ::1 first for `localhost`. There, another user can listen at the same port."""
-    served = start(names=("jobs.example",))
+    served = start()
     served.visitor()
     cookie = f"{served.cookie}={served.client.cookies[served.cookie]}"
     headers = {"host": host, "cookie": cookie}
-    assert f"http://{shown}/enter?token=" in served.post("/links", {"role": "viewer"}, headers=headers).text
+    assert "http://127.0.0.1:8765/enter?token=" in served.post("/links", {"role": "viewer"}, headers=headers).text
 
 
 def test_the_location_of_a_job_of_a_cluster() -> None:

@@ -126,24 +126,27 @@ class DashboardSettings:
         return self.cpu_price if unit == "CPU" else self.gpu_price or (self.cpu_price if unit == "rank" else 0.0)
 
     def address(self, port: int) -> str:
-        """The address to open in a browser, without a path, such as `http://127.0.0.1:8765`."""
-        name = self.names[0] if self.names else self.host
+        """The address to open in a browser, without a path, such as `http://127.0.0.1:8765`.
+
+        Without TLS, it is the address at which the dashboard listens. A name could lead to another address of this
+        machine, where a program of another user may listen at the same port, and would get the link: `localhost` to
+        ::1, and the name of the machine to 127.0.1.1.
+        """
+        name = self.names[0] if self.names and self.has_tls else self.host
         if name in {"0.0.0.0", "::"}:
             name = "localhost"
+        elif name == "localhost" and not self.has_tls:
+            name = "127.0.0.1"
         shown = f"[{name}]" if ":" in name and not name.startswith("[") else name
-        return self.address_by(f"{shown}:{port}")
+        return f"{'https' if self.has_tls else 'http'}://{shown}:{port}"
 
     def address_by(self, host: str) -> str:
-        """The address to open in a browser.
+        """The address for another person to open in a browser.
 
         Args:
-            host: a Host header that the dashboard accepts.
+            host: the Host header of a request, which the dashboard accepts. With TLS, the address has this name.
         """
-        name, colon, port = host.partition(":")
-        if name.lower() == "localhost" and not self.has_tls:
-            # For `localhost`, browsers try ::1 first. A program of another user may listen there, and get the link.
-            name = "127.0.0.1"
-        return f"{'https' if self.has_tls else 'http'}://{name}{colon}{port}"
+        return f"https://{host}" if self.has_tls else self.address(self.port)
 
 
 def _check_trusted(path: Path) -> None:

@@ -25,6 +25,8 @@ _OWNER_OF_NAMESPACE = 0xB701
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the number of the PID namespace that contains all others."""
 _PR_SET_NAME = 15
+_ALL_USERS = ["0", "0", "4294967295"]
+"""The map of the outermost user namespace: each number stands for itself."""
 STOPPED = frozenset("Tt")
 """The states of a process that is stopped, or that a debugger traces."""
 JOB_VARIABLE = "SAFEPOINT_JOB_DIR"
@@ -232,18 +234,24 @@ def user_of(pid: int) -> int | None:
 def is_this_user(user: int) -> bool:
     """Whether `user` is certainly the user of this process. The kernel reports `user` for a socket.
 
-    In a user namespace, the kernel reports the same number for all users who have no number there. If the user of
-    this process has this number too, the result is True only if the network namespace of this process belongs to its
-    user namespace.
+    If the user of this process is one of `unknown_users`, the result is True only if the network namespace of this
+    process belongs to its user namespace.
     """
-    return user == os.geteuid() and (user != _unknown_user() or is_of_own_namespace(_PROC / "self/ns/net"))
+    return user == os.geteuid() and (user not in unknown_users() or is_of_own_namespace(_PROC / "self/ns/net"))
 
 
-def _unknown_user() -> int:
+def unknown_users() -> frozenset[int]:
+    """The number that the kernel reports in a user namespace for all users who have no number there.
+
+    Empty in the outermost namespace, where each user has a number.
+    """
+    with contextlib.suppress(OSError):
+        if (_PROC / "self/uid_map").read_text().split() == _ALL_USERS:
+            return frozenset()
     try:
-        return int((_PROC / "sys/kernel/overflowuid").read_text())
+        return frozenset({int((_PROC / "sys/kernel/overflowuid").read_text())})
     except (OSError, ValueError):
-        return 65534
+        return frozenset({65534})
 
 
 def is_of_own_namespace(namespace: Path) -> bool:

@@ -5,13 +5,18 @@ If SAFEPOINT_TEMPLATE is set, the process is a template: a process that the laun
 (`safepoint.training.rank_processes`).
 """
 
+import os
 import sys
 
 from safepoint.errors import MissingExtraError, require_torch
+from safepoint.settings.run_settings import variable
+from safepoint.training.outcome.launcher_folder import keep_rank_in_its_folder
 
 
 def main() -> int:
     """Run this process as one rank; see `safepoint.training.rank.main`."""
+    environment = dict(os.environ)
+    keep_rank_in_its_folder(os.environ.get(variable("record_folder")))
     try:
         require_torch("a training")
     except MissingExtraError as error:
@@ -23,7 +28,7 @@ def main() -> int:
     if is_template():
         from safepoint.training.integrations import install_before_ranks, prepare_before_ranks
 
-        return run_template(rank.main, install_before_ranks, prepare_before_ranks)
+        return run_template(rank.main, install_before_ranks, prepare_before_ranks, environment)
     return rank.main(sys.argv[1:])
 
 

@@ -15,11 +15,11 @@ from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
 from safepoint.foundation.events.start_events import Phase
-from safepoint.foundation.temporary_folders.places import COMPILED_CODE, keep_temporary_folder
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training import program as user_program
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations import install_integrations
+from safepoint.training.outcome.launcher_folder import keep_rank_in_its_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.program import find_script, run_program
 from safepoint.training.rank_processes.loaded_modules import write_loaded_modules
@@ -45,8 +45,7 @@ def main(arguments: list[str]) -> int:
         return ExitCode.USAGE
     outcome = context.outcome
     _exit_with(context.settings.launcher_pid)
-    if context.settings.record_folder is not None:  # this rank has a launcher
-        keep_temporary_folder(Path(context.settings.record_folder, "temporary"), moving=COMPILED_CODE)
+    keep_rank_in_its_folder(context.settings.record_folder)
     _print_into(os.environ.get(LOGS_VARIABLE), context.place.rank)
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:

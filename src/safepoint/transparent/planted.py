@@ -13,7 +13,7 @@ that a launcher starts again.
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from safepoint.errors import FreezeError, printable
@@ -25,6 +25,11 @@ from safepoint.transparent.criu.trees import environment_of
 _FOLDERS = re.compile(r"\w*(DIR|HOME|PATH|PREFIX|CACHE)|TMP|TEMP")
 """The names of variables with folders, such as TMPDIR, TRITON_CACHE_DIR and PYTHONPATH."""
 _SEPARATORS = re.compile("[:=,;\\0]")
+_IN_TEXTS = r"\s\"'`|&<>(){}\[\]"
+"""Characters between the paths in lists of libraries and options, in JSON, and in commands of a shell."""
+_BETWEEN_WORDS, _SEVERAL = re.compile(rf"[:=,;\0{_IN_TEXTS}]+"), re.compile(f"[{_IN_TEXTS}]")
+_BEFORE_PATHS = re.compile("(?:-[A-Za-z]|@)(?=[/.])")
+"""What an option or a program may have directly before a path, such as `-I/tmp/include` and `@/tmp/arguments`."""
 _NUMBER = re.compile("[0-9]{1,10}")
 _SUDO = "SUDO_UID"
 """The variable with the user who has become root with sudo. Variables may name a socket or a file of this user."""
@@ -83,14 +88,40 @@ def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
         variables = environment_of(pid, proc)
         sudo = variables.get(_SUDO, "") if user == 0 else ""
         other = int(sudo) if _NUMBER.fullmatch(sudo) else user
+        current = _folder_of(proc / str(pid))
         for name, text in (*variables.items(), ("", _text_of(proc / str(pid) / "cmdline"))):
             is_folder = _FOLDERS.fullmatch(name) is not None
-            found |= {(path, is_folder, user, other) for path in _SEPARATORS.split(text) if os.path.isabs(path)}
+            for path in _paths_in(text, current if is_folder or not name else None):
+                found.add((path, is_folder, user, other))
     for path, is_folder, user, other in sorted(found):
         if is_planted(path, users={user, other}):
             raise _of_others(path, _WHY_NAMED)
         real = os.path.realpath(path)
-        _take(real if is_folder else os.path.dirname(real), user, {user, other}, _WHY_NAMED)
+        if is_folder or not _SEVERAL.search(path):
+            _take(real if is_folder else os.path.dirname(real), user, {user, other}, _WHY_NAMED)
+
+
+def _paths_in(text: str, current: str | None) -> Iterator[str]:
+    """The paths that a variable or arguments may name.
+
+    Args:
+        text: the value of the variable; or the arguments, separated by NUL.
+        current: the folder from which relative paths start; None if only absolute paths are wanted.
+    """
+    for word in {*_SEPARATORS.split(text), *_BETWEEN_WORDS.split(text)}:
+        path = _BEFORE_PATHS.sub("", word, count=1) if _BEFORE_PATHS.match(word) else word
+        if os.path.isabs(path):
+            yield path
+        elif path and current is not None and not path.startswith("-"):
+            yield os.path.join(current, path)
+
+
+def _folder_of(process: Path) -> str | None:
+    """The current folder of a process; None if it has ended."""
+    try:
+        return os.readlink(process / "cwd")
+    except OSError:
+        return None
 
 
 def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from safepoint.foundation.processes import unknown_users
 from safepoint.foundation.volumes.mounts import file_system_of, is_mounted_by_other
 
 _PLANTED = "it, or a folder above it, belongs to another user in a folder that everyone may write to"
@@ -35,7 +36,8 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
     The kernel has the same rule for links (`protected_symlinks`). The rule concerns folders with the sticky bit that
     everyone may write to, such as /tmp. In such a folder, a file, folder or link is accepted only if it belongs to
     this user, to root, or to the owner of that folder. The check includes all names that the kernel looks up on the
-    way to `path`.
+    way to `path`. In a user namespace, such as that of a container without root, users without a number there look
+    alike: such an owner is not accepted.
 
     Args:
         path: the file or folder. If `opened` is None, it may be missing. A missing file is not planted.
@@ -44,7 +46,7 @@ def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users
             moved.
         users: other users to whom it may belong.
     """
-    found = _looked_up(path)
+    found = looked_up(path)
     if opened is None:
         return any(is_of_stranger(one, users) for one in found)
     try:
@@ -71,12 +73,13 @@ def is_planted_folder(path: str | os.PathLike[str]) -> bool:
         os.close(descriptor)
 
 
-def _looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
+def looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
     """The names that the kernel looks up on the way to `path`, in this order. Links are followed.
 
-    The caller checks each name before the next one, because a file system of another user may never answer.
+    The caller checks each name before the next one, because a file system of another user may never answer. `..` in
+    the path is not resolved before: after a link, it leads to the folder above the target of the link.
     """
-    seen, whole = set[str](), Path(os.path.abspath(path))
+    seen, whole = set[str](), Path(path).absolute()
     left = [whole, *whole.parents]
     while left:
         one = str(left.pop())
@@ -107,7 +110,7 @@ def _belongs_to_stranger(path: str | os.PathLike[str], users: Collection[int]) -
     if _is_shared(folder) and is_mounted_by_other(path):
         return True
     owner = os.lstat(path).st_uid
-    return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid, *users}
+    return _is_shared(folder) and owner not in {os.geteuid(), 0, folder.st_uid, *users} - unknown_users()
 
 
 def lies_in_shared_folder(path: str | os.PathLike[str]) -> bool:
@@ -204,7 +207,7 @@ def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str 
             return _REPLACED
         link = now = found
     for status in (found, link, now):
-        if status.st_uid not in {os.geteuid(), 0}:
+        if status.st_uid not in {os.geteuid(), 0} - unknown_users():
             return f"it belongs to user {user_name(status.st_uid)}"
     if why := _why_exposed(path, link, now):
         return why
@@ -226,7 +229,7 @@ def _why_exposed(
         is_named: whether the user has chosen the path. If so, a mode that lets everyone write is accepted where modes
             cannot be changed, as in a volume of Kubernetes.
     """
-    named, real = Path(os.path.abspath(path)).parent, Path(os.path.realpath(path)).parent
+    named, real = Path(path).absolute().parent, Path(os.path.realpath(path)).parent
     if not stat.S_ISLNK(now.st_mode) and now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         if now.st_mode & stat.S_IWOTH and not (is_named and _has_mode_of_mount(real)):
             return "everyone may write to it"

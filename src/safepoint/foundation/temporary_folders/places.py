@@ -16,7 +16,7 @@ from pathlib import Path
 from safepoint.errors import UsageError, printable
 from safepoint.foundation.environment import check_home, fallback_home, temporary_folder
 from safepoint.foundation.processes import is_seeing_all
-from safepoint.foundation.shared_folders.ownership import is_planted
+from safepoint.foundation.shared_folders.ownership import is_planted, looked_up
 
 TEMPORARY = "TMPDIR"
 """The variable that names the temporary folder."""
@@ -61,7 +61,8 @@ def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
 
     Without this call, Python uses /var/tmp or the current folder if the temporary folder is full. Another user can
     fill the temporary folder. In the other folders, this user may have put files with fixed names that libraries
-    read.
+    read. What this process has found before does not count: the folder may be full by now, and a copy of another
+    process has what that process has found.
 
     Args:
         private: the folder to use if the folder in TMPDIR cannot be written now. It is created if it is missing.
@@ -69,8 +70,12 @@ def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
             by a path in `private`.
     """
     named = os.environ.get(TEMPORARY)
-    if not named or tempfile.gettempdir() == os.path.abspath(named):
+    if not named:
         return
+    tempfile.tempdir = None
+    with contextlib.suppress(FileNotFoundError):  # neither this folder nor any of Python's can be written
+        if tempfile.gettempdir() == os.path.abspath(named):
+            return
     with contextlib.suppress(OSError):  # then no file can be created in it, and no other folder is used
         private.mkdir(mode=0o700, exist_ok=True)
     tempfile.tempdir = os.environ[TEMPORARY] = str(private)
@@ -126,7 +131,7 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     """Whether another user can replace what this user creates in `folder`.
 
     Args:
-        folder: the folder. The folders above it are checked too.
+        folder: the folder. All folders on the way to it are checked too, also those with links that lead to it.
         by_everyone: ignore folders that belong to another user, or to which only a group can write, because the user
             may have chosen such a folder on purpose.
     """
@@ -134,10 +139,9 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     owners = None if by_everyone else {os.geteuid(), 0}
     if is_planted(folder):  # or a link on the way to it
         return True
-    real = Path(os.path.realpath(folder))
-    for one in (real, *real.parents):
+    for one in {os.path.realpath(folder), *map(os.path.dirname, looked_up(folder))}:
         try:
-            status = one.stat()
+            status = os.stat(one)
         except OSError:
             return True
         is_open = status.st_mode & others and not status.st_mode & stat.S_ISVTX

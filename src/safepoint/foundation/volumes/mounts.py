@@ -92,8 +92,8 @@ def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
     Call this before other functions for the path: the file system may state this user as the owner of its files, and
     may never answer. This function does not read it.
     """
-    above, name = os.path.split(os.path.abspath(path))
-    return Path(os.path.realpath(above), name) in mounted_by_others()
+    absolute = Path(path).absolute()
+    return Path(os.path.realpath(absolute.parent), absolute.name) in mounted_by_others()
 
 
 def without_mounts_of_others(parent: Path, pattern: str) -> list[Path]:

@@ -19,7 +19,12 @@ from safepoint.foundation.events.stream import EVENTS_NAME, append_lines
 from safepoint.foundation.files import FolderLock, is_locked, write_atomic
 from safepoint.foundation.processes import with_number_inside
 from safepoint.foundation.temporary_folders.abandoned import LOCK_NAME, remove_if_abandoned
-from safepoint.foundation.temporary_folders.places import possible_parents, private_parent
+from safepoint.foundation.temporary_folders.places import (
+    COMPILED_CODE,
+    keep_temporary_folder,
+    possible_parents,
+    private_parent,
+)
 from safepoint.foundation.volumes.mounts import without_mounts_of_others
 
 _PREFIX = "safepoint-"
@@ -91,6 +96,19 @@ def _is_ours(folder: Path) -> bool:
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return is_private and status.st_uid == os.geteuid()
+
+
+def keep_rank_in_its_folder(folder: str | None) -> None:
+    """Let this rank, or the template of ranks, use no other temporary folder than TMPDIR or one of its launcher.
+
+    See `keep_temporary_folder`. Call this function before torch is imported: packages compute paths of compiled code
+    while they are imported. Call it in a copy of the template, too: TMPDIR may be full by then.
+
+    Args:
+        folder: the launcher's folder; None or empty without a launcher.
+    """
+    if folder:
+        keep_temporary_folder(Path(folder, "temporary"), moving=COMPILED_CODE)
 
 
 def share_event_stream(folder: str | None, stream: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -65,13 +65,19 @@ def is_template() -> bool:
     return VARIABLE in os.environ
 
 
-def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], prepare: Callable[[], None]) -> int:
+def run_template(
+    main: Callable[[list[str]], int],
+    hook: Callable[[], None],
+    prepare: Callable[[], None],
+    environment: Mapping[str, str],
+) -> int:
     """Import packages, and make copies that become ranks. Return when the launcher has ended; copies do not return.
 
     Args:
         main: runs a rank; see `be_born`.
         hook: called before the first import; installs the hooks that must exist when packages are imported.
         prepare: called after imports; computes what each rank would compute about the imported modules.
+        environment: the variables with which this process was started.
     """
     started_s = clock.monotonic_s()
     channel = TemplateChannel(socket.socket(fileno=int(os.environ.pop(VARIABLE))))
@@ -81,7 +87,7 @@ def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], pre
         if not isinstance(plan, Plan):
             return 1
         _die_with(plan.launcher_pid)
-        Template(channel, plan, main, prepare).serve(hook, started_s)
+        Template(channel, plan, main, prepare, environment).serve(hook, started_s)
     except ChannelError:
         return 0  # the launcher has ended
     return 0
@@ -95,6 +101,7 @@ class Template:
         plan: what the ranks will run.
         main: runs a rank.
         prepare: see `run_template`.
+        environment: see `run_template`.
     """
 
     def __init__(
@@ -103,14 +110,15 @@ class Template:
         plan: Plan,
         main: Callable[[list[str]], int],
         prepare: Callable[[], None],
+        environment: Mapping[str, str],
     ) -> None:
         self._channel = channel
         self._plan = plan
         self._main = main
         self._prepare = prepare
-        self._environment = dict(os.environ)
+        self._environment = dict(environment)
         self._changes: dict[str, str | None] = {}
-        """What the imports have changed in the environment: name → new value, or None for a deleted variable."""
+        """What has changed in the environment, as by imports: name → new value, or None for a deleted variable."""
         self._left_out = DENIED | set(plan.left_out)
         self._folder = search_folder(plan.program, is_module=plan.is_module)
         self._fitness = Fitness(channel.fileno())

@@ -31,12 +31,15 @@ def open_files(pid: int, proc: Path = Path("/proc")) -> list[str]:
 
 
 def environment_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
-    """The environment with which a process was started; empty if it has ended."""
+    """The environment with which a process was started; empty if it has ended.
+
+    Of two values of a variable, the first counts, as for the process.
+    """
     try:
         text = os.fsdecode((proc / str(pid) / "environ").read_bytes())
     except OSError:
         return {}
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+    return dict(entry.split("=", 1) for entry in reversed(text.split("\0")) if "=" in entry)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
