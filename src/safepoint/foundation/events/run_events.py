@@ -84,11 +84,10 @@ class ResumedFromForeign(Event, is_warning=True):
 
     def _sentence(self) -> str:
         return (
-            f"Safepoint did not write {self.path} ({printable(self.writer)} did). The files were checked, but this "
-            "checkpoint has no digests to compare them with. The Trainer loads the checkpoint as it does without "
-            "Safepoint. Some values are not restored exactly: the order of samples in the running epoch, the loss "
-            "since the last log line, what TRL's trainers count between two log lines, and the training time. The "
-            "next save is a checkpoint of Safepoint"
+            f"Safepoint did not write {self.path} ({printable(self.writer)} did). The files were checked, but there "
+            "are no digests to compare them with. The Trainer loads them as it does without Safepoint. Not restored "
+            "exactly are: the order of samples in the running epoch, the loss since the last log line, what TRL's "
+            "trainers count between two log lines, and the training time. The next save is a checkpoint of Safepoint"
         )
 
 
@@ -232,10 +231,9 @@ class StepGivenUp(Event):
 
 
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
-    """The state of a step is in memory, or is being copied there.
+    """The state of a step is in memory, or is being copied there. If `is_wanted`, it is to become a checkpoint.
 
-    If `is_wanted`, the snapshot is to become a checkpoint. Other snapshots are reported at most every ten seconds.
-    `count` is the number of snapshots since the previous report, this snapshot included.
+    Other snapshots are reported at most every ten seconds. `count` is how many there were since the previous report.
     """
 
     step: int
@@ -481,9 +479,7 @@ class FinalMissing(Event, is_warning=True):
     def _sentence(self) -> str:
         again = "run the same command again"
         if self.checkpoint is not None:
-            again = (
-                f"create the model with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
-            )
+            again = f"create it with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
         return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved; {again}"
 
 
