@@ -92,6 +92,27 @@ def test_a_state_of_another_step(content: str, tmp_path: Path) -> None:
     check_trainer_state(tmp_path / "trainer_state.json", step=4)
 
 
+@pytest.mark.parametrize(
+    "name", ["reset", "increment_ready", "load_state_dict", "state_dict", "__class__", "other", 5]
+)
+def test_a_count_that_hides_a_method(name: Any, tmp_path: Path) -> None:
+    """Lightning makes an attribute of each entry, on the object whose methods it calls."""
+    pytest.importorskip("lightning")
+    from safepoint.training.integrations.lightning.lightning_parts import DirectCheckpointIO
+
+    counts = {"ready": 4, "completed": 4, "started": 4, "processed": 4}
+    path = tmp_path / "model.ckpt"
+    for saved, is_good in ((counts, True), ({**counts, name: 5}, False)):
+        progress = {"total": saved, "current": counts}
+        loops = {"fit_loop": {"epoch_progress": progress, "epoch_loop._batches_that_stepped": 4}}
+        torch.save({"state_dict": {}, "loops": loops}, path)
+        if is_good:
+            DirectCheckpointIO().load_checkpoint(path)
+        else:
+            with pytest.raises(CheckpointError, match="has no count"):
+                DirectCheckpointIO().load_checkpoint(path)
+
+
 # ---- adapters and configurations -------------------------------------------------------------------------------
 
 
