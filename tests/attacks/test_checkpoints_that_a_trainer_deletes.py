@@ -26,6 +26,7 @@ def test_the_trainer_deletes_none_when_it_ends(tmp_path: Path) -> None:
         commit(output, step)
     arguments = TrainingArguments(output_dir=str(output.root), save_total_limit=1, use_cpu=True, report_to=[])
     trainer: Any = Trainer(model=torch.nn.Linear(2, 2), args=arguments)
+    trainer.callback_handler.callbacks = []
     trainer.state.best_model_checkpoint = str(output.root / "checkpoint-10")
     trainer.state.global_step = trainer.state.max_steps = 30
     trainer._tr_loss, trainer._total_loss_scalar, trainer._initial_global_step = torch.tensor(0.0), 0.0, 0

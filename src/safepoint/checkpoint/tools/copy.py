@@ -221,10 +221,10 @@ def _names_no_code(source: Inventory, item: Item, entry: FileEntry) -> bool:
     with contextlib.suppress(OSError, ValueError, SafepointError), (data / entry.path).open("rb") as file:
         content = file.read(entry.size_bytes + 1) if entry.size_bytes <= MAX_BYTES else b""
         modules: Any = parse_value(content)
-        named = [cast("dict[str, Any]", one).get("type") for one in modules if isinstance(one, dict)]
-        is_list = isinstance(modules, list) and len(named) == len(cast("list[Any]", modules))
+        listed = cast("list[Any]", modules) if isinstance(modules, list) else [None]
+        named = [cast("dict[str, Any]", one).get("type") if isinstance(one, dict) else None for one in listed]
         is_same = digest_bytes(content) == entry.digest
-        return is_list and is_same and all(isinstance(one, str) and _OF_LIBRARY.fullmatch(one) for one in named)
+        return is_same and all(isinstance(one, str) and _OF_LIBRARY.fullmatch(one) for one in named)
     return False
 
 
