@@ -1,4 +1,4 @@
-"""An object that is too large to be a manifest has the name of one. Whoever may create objects can write it.
+"""An object that is too large to be a manifest has the name of one. A person who may only create objects can do so.
 
 It must not end a start of the run, an upload, or a command: there is no checkpoint, and no other one depends on it.
 """
