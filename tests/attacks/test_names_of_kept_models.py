@@ -63,7 +63,7 @@ def test_a_model_of_the_trainer_beside_one_of_a_callback(tmp_path: Path) -> None
         own, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
         own.weight.data.fill_(value)
         other.weight.data.fill_(2 * value)
-        one = type("A", (), {"__module__": "script"})()
+        one: Any = type("A", (), {"__module__": "script"})()
         one.b = other
         return trainer(one, A_b=own), one
 

@@ -46,9 +46,9 @@ def checked_engine(engine: Any, where: object) -> Generator[None]:
         CheckpointError: a counter or the scale of the loss scaler is invalid.
     """
     optimizer: Any = engine.optimizer
-    own = cast("dict[str, Any]", getattr(optimizer, "__dict__", {}))
+    own = _attributes(optimizer)
     settings = {name: own[name] for name in _SETTINGS if name in own}
-    scalers = {name: (own[name], dict(vars(own[name]))) for name in _SCALERS if own.get(name) is not None}
+    scalers = {name: (own[name], dict(_attributes(own[name]))) for name in _SCALERS if own.get(name) is not None}
     yield
     try:
         for name in _COUNTS:
@@ -56,12 +56,16 @@ def checked_engine(engine: Any, where: object) -> Generator[None]:
         FLAG.check("overflow", own.get("overflow", False))
         for name, (scaler, before) in scalers.items():
             counted = _counted(own[name], before)
-            vars(scaler).clear()
-            vars(scaler).update({**before, **counted})
+            _attributes(scaler).clear()
+            _attributes(scaler).update({**before, **counted})
             settings[name] = scaler
     except ValueError as error:
         raise refusal(where, f"the state of DeepSpeed in it is invalid: {printable(str(error))}") from error
     own.update(settings)
+
+
+def _attributes(part: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", getattr(part, "__dict__", {}))
 
 
 def _counted(loaded: Any, before: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def _counted(loaded: Any, before: dict[str, Any]) -> dict[str, Any]:
     """
     if not (before.get("dynamic") or before.get("dynamic_loss_scale")):
         return {}
-    found = cast("dict[str, Any]", getattr(loaded, "__dict__", {}))
+    found = _attributes(loaded)
     counted = {name: found[name] for name in _OF_SCALER if name in found and name in before}
     for name, value in counted.items():
         _OF_SCALER[name].check(name, value)
