@@ -30,7 +30,7 @@ _PLACE = (
     "The cluster: the NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or "
     "`.` for the current context. `local` means this machine."
 )
-_OF_JOB = "this machine or your default place, wherever the job is"
+_OF_JOB = "this machine, or your default place if the job is there"
 On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
 OnOfJob = Annotated[
     str | None,
@@ -54,7 +54,7 @@ Namespace = Annotated[
     typer.Option(
         metavar="NAME",
         help="The namespace in the cluster.",
-        show_default="the place's namespace; if it has none, the context's",
+        show_default="the namespace of the place, or else of the context",
     ),
 ]
 
