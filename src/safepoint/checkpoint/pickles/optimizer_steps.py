@@ -74,7 +74,7 @@ def _sample_of(parameter: torch.Tensor, state: Mapping[Any, Any]) -> _Sample | N
     If a tensor of the state has another shape, the sample is the whole parameter. The result is None if that is too
     large to be copied.
     """
-    tensors = [one for one in state.values() if isinstance(one, torch.Tensor)]
+    tensors: list[torch.Tensor] = [one for one in state.values() if isinstance(one, torch.Tensor)]
     if all(one.shape == parameter.shape or one.numel() == 1 for one in tensors):
         first = (slice(0, 1),) * parameter.dim()
         of_first = {
@@ -92,7 +92,7 @@ def _form_of(state: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 def _kind_of(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return repr(value) if isinstance(value, bool | int | float) else type(value)
+        return repr(value) if isinstance(value, bool | int | float) else cast("Any", type(value))
     is_number = value.dim() == 0 and not value.is_meta
     return value.dtype, value.dim(), repr(value.item()) if is_number else None
 
