@@ -21,8 +21,10 @@ from safepoint.checkpoint.remote.uploader import Uploader
 from safepoint.checkpoint.tools.copy import copy
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import NothingValidError
+from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.stream import Event
+from safepoint.jobs.local.newest_state import newest_checkpoint
 from safepoint.settings.run_settings import RunSettings
 from safepoint.snapshot.checkpointer import Checkpointer
 from safepoint.storage.location import Location
@@ -223,3 +225,34 @@ def test_ones_that_count(tmp_path: Path) -> None:
     os.chown(output.root, 0, 0)
     output.root.chmod(0o755)
     assert names(output.root) == ["checkpoint-999", "checkpoint-10"]
+
+
+# ---- the uploader, and the newest state of a job -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_uploader_sends_the_checkpoints_of_its_run(is_whole: bool, tmp_path: Path) -> None:
+    """Otherwise the stranger's would supersede all of them, and none would be in the store."""
+    output, store = prepared(tmp_path / "out"), FaultyStore(prepared(tmp_path / "store").root)
+    remote, events = RemoteFolder(store), list[Event]()
+    remote.claim(Claim(run_id="run", attempt=1, attempt_id=uuid.uuid4().hex, since="", host="here"))
+    uploader = Uploader(output, remote, policies=(), report=events.append, run_id="run")
+    stranger = plant(output)
+    if not is_whole:
+        (stranger / "model.safetensors").unlink()
+    for step in (20, 30):
+        commit(output, step)
+        while uploader.upload_next():
+            pass
+    assert remote.steps() == [30, 20]
+    assert [event.name for event in events] == ["uploaded", "uploaded"]
+
+
+def test_an_older_checkpoint_with_a_higher_step(tmp_path: Path) -> None:
+    """It does not make a process image look newer than the newest checkpoint of the run."""
+    output = prepared(tmp_path)
+    change(commit(output, 100), created="2026-06-01T00:00:00.000Z")
+    change(plant(output), created="2020-01-01T00:00:00.000Z")
+    found = newest_checkpoint(_inventory(tmp_path))
+    assert found is not None
+    assert found.created_s == clock.parse_utc("2026-06-01T00:00:00.000Z")

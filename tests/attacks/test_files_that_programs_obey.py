@@ -3,9 +3,11 @@
 So an export writes data only, of the kinds that models consist of.
 """
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +108,19 @@ _RUN = [
     "lib/python3.11/site-packages/x/data.json",
     "node_modules/x/data.json",
     "evil.pth.so",
+    "crush.json",
+    "wrangler.json",
+    "serverless.json",
+    "dub.json",
+    "dagger.json",
+    "lefthook.json",
+    "cz.json",
+    "voila.json",
+    "bsconfig.json",
+    "npm-shrinkwrap.json",
+    "mcp_settings.json",
+    "AGENTS.txt",
+    "onnx/crush.json",
 ]
 _CODE = [
     "1/model.py",
@@ -130,6 +145,27 @@ _KEPT = [
     "tokenizer.model",
     "vocab.bpe",
     "vocab.txt",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "tekken.json",
+    "normalizer.json",
+    "params.json",
+    "emoji.json",
+    "quantize_config.json",
+    "id2label.json",
+    "all_results.json",
+    "vocab.json",
+    "source.spm",
 ]
 
 
@@ -184,15 +220,37 @@ def test_nothing_runs_where_a_model_was_exported(tmp_path: Path) -> None:
     assert "attack" not in found.stdout
 
 
-def test_what_a_configuration_names(tmp_path: Path) -> None:
-    """Loaders of other libraries import it, some without `trust_remote_code`."""
+@pytest.mark.parametrize(
+    ("types", "is_exported"),
+    [
+        (["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"], True),
+        (["sentence_transformers.models.Transformer", "modeling_evil.Evil"], False),
+        (["sentence_transformers.models.Transformer", "joblib.numpy_pickle.load"], False),
+        (["sentence_transformers.evil"], False),
+        (["sentence_transformers_evil.Evil"], False),
+        ([5], False),
+    ],
+)
+def test_what_a_configuration_names(types: list[Any], is_exported: bool, tmp_path: Path) -> None:
+    """Loaders of other libraries import it, some without `trust_remote_code`, and call it with a path of a file."""
     output = prepared(tmp_path / "out")
-    modules = b'[{"idx": 0, "name": "0", "path": "", "type": "modeling_evil.Evil"}]'
-    files = {"modules.json": modules, "modeling_evil.py": b"x", "config.json": b"{}", "model.safetensors": b"x"}
-    commit(output, 10, {0: files})
+    modules = [{"idx": number, "name": "0", "path": "", "type": one} for number, one in enumerate(types)]
+    files = {"config.json": b"{}", "model.safetensors": b"x", "modules.json": json.dumps(modules).encode()}
+    commit(output, 10, {0: {**files, "modeling_evil.py": b"x"}})
     inventory, _ = open_inventory(str(output.root))
     found = export(inventory, inventory.item(), Location.of_folder(tmp_path / "model"))
-    assert found == ["config.json", "model.safetensors", "modules.json"]
+    assert found == sorted(files if is_exported else {*files} - {"modules.json"})
+    found = export(inventory, inventory.item(), Location.of_folder(tmp_path / "code"), with_code=True)
+    assert "modules.json" in found
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"5", b"[5]", b"\xff", b"[" * 100_000])
+def test_what_is_no_list_of_modules(content: bytes, tmp_path: Path) -> None:
+    output = prepared(tmp_path / "out")
+    commit(output, 10, {0: {"model.safetensors": b"x", "0/Modules.json": content}})
+    inventory, _ = open_inventory(str(output.root))
+    found = export(inventory, inventory.item(), Location.of_folder(tmp_path / "model"))
+    assert found == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("path", [*_RUN, *_CODE])

@@ -121,6 +121,52 @@ def test_what_an_optimizer_has_saved_is_loaded(kind: Any, settings: dict[str, An
     assert repr(optimizer.state_dict()) == repr(expected)
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kind", "settings", "name", "value"),
+    [
+        (_ADAM, {}, "exp_avg", None),
+        (_ADAM, {}, "exp_avg", [1]),
+        (_ADAM, {}, "step", torch.tensor(-2.0)),
+        (_ADAM, {}, "step", torch.tensor(127, dtype=torch.int8)),
+        (_SGD, {"momentum": 0.9}, "momentum_buffer", 7),
+        (torch.optim.NAdam, {}, "mu_product", None),
+    ],
+)
+def test_the_state_of_one_parameter(kind: Any, settings: dict[str, Any], name: str, value: Any, number: int) -> None:
+    """It is found whichever parameter it is, and not only in the smallest one."""
+    optimizer = trained(kind, **settings)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][number][name] = value
+    with pytest.raises(CheckpointError, match="was not loaded"), checked_optimizers("optimizer.pt", optimizer):
+        optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "step"])
+def test_the_state_of_large_parameters(name: str) -> None:
+    """One element is tried, because a copy of the whole would need much memory."""
+    weight = torch.nn.Parameter(torch.zeros(1100, 1000))
+    weight.grad = torch.ones_like(weight)
+    optimizer = _ADAM([weight], lr=0.1)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    with checked_optimizers("optimizer.pt", optimizer):
+        optimizer.load_state_dict(copy.deepcopy(saved))
+    saved["state"][0][name] = None
+    with pytest.raises(CheckpointError, match="was not loaded"), checked_optimizers("optimizer.pt", optimizer):
+        optimizer.load_state_dict(saved)
+
+
+def test_parameters_without_momentum() -> None:
+    """Those that have had no gradient yet have none, or None."""
+    optimizer = trained(_SGD, momentum=0.9)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][1]["momentum_buffer"] = None
+    del saved["state"][2]
+    with checked_optimizers("optimizer.pt", optimizer):
+        optimizer.load_state_dict(saved)
+
+
 def trained_by_closure() -> torch.optim.Optimizer:
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(3))

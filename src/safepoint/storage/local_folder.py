@@ -206,6 +206,7 @@ class LocalStore:
         *,
         only: Callable[[str], bool] = lambda key: True,
         keys: Iterable[str] = (),
+        below: str = "",
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:

@@ -201,13 +201,14 @@ class ObjectStore:
         *,
         only: Callable[[str], bool] = lambda key: True,
         keys: Iterable[str] = (),
+        below: str = "",
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """See `Store`. Google and Azure delete unfinished uploads by themselves."""
         root = self._full("")
         return self._requests.sweep(
-            root,
+            f"{root}{below}/" if below else root,
             only=lambda key: only(key.removeprefix(root)),
             keys=map(self._full, keys),
             begun_before_s=begun_before_s,

@@ -240,15 +240,20 @@ class Store(Protocol):
         *,
         only: Callable[[str], bool] = lambda key: True,
         keys: Iterable[str] = (),
+        below: str = "",
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """Delete the unfinished uploads of all writers, so that they cannot become visible. Return their number.
 
+        An upload that the store does not let this user delete stays, with a warning.
+
         Args:
             only: called with the key of each upload; the uploads for which it returns True are deleted.
             keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
-                exactly this key, so each of `keys` is requested. On MinIO, uploads of other keys are not found.
+                exactly this key, so each of `keys` is requested, but not more than 10,000: strangers may have written
+                the list. On MinIO, uploads of other keys are not found.
+            below: list only the uploads of keys below this one; empty for all. Strangers may have begun any number.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
             deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
         """

@@ -8,7 +8,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -22,9 +22,9 @@ _MOST_ELEMENTS = 1 << 20
 def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, Any]]) -> str:
     """Why an optimizer cannot step with the state that it has loaded; empty if no reason was found.
 
-    In each group, the smallest parameter of each number of dimensions is tried. If this test did not find the fault,
-    each start of the run would fail in its first step, with an error that names no file. Only optimizers of torch are
-    tested: the step of another optimizer may need more than a gradient, or all ranks.
+    In each group, one parameter is tried for each number of dimensions and each form of a state. If this test did not
+    find the fault, each start of the run would fail in its first step, with an error that names no file. Only
+    optimizers of torch are tested: the step of another optimizer may need more than a gradient, or all ranks.
 
     Args:
         optimizer: an optimizer that has loaded a state.
@@ -35,20 +35,20 @@ def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, A
     if not cast("Any", type(optimizer)).__module__.startswith("torch.optim"):
         return ""
     for number, (group, before) in enumerate(zip(known.param_groups, own, strict=True)):
-        smallest: dict[int, tuple[int, Any]] = {}
+        samples: dict[Any, tuple[int, _Sample]] = {}
         for index, parameter in enumerate(group["params"]):
-            if _is_tested(parameter, known.state.get(parameter)):
-                dim = parameter.dim()
-                if dim not in smallest or parameter.numel() < smallest[dim][1].numel():
-                    smallest[dim] = index, parameter
-        for index, parameter in smallest.values():
+            state: Any = known.state.get(parameter)
+            sample = _sample_of(parameter, state) if _is_tested(parameter, state) else None
+            if sample is not None:
+                samples.setdefault((parameter.dim(), _form_of(sample.state)), (index, sample))
+        for index, sample in samples.values():
             place = number, index
             try:
-                step_of_copy(optimizer, parameter, before, place)
+                step_of_copy(optimizer, sample.parameter, before, place)
             except Exception:  # noqa: BLE001  the script's own settings allow no step, for example without a closure
                 continue
             try:
-                step_of_copy(optimizer, parameter, group, place, state=_cloned(known.state[parameter]))
+                step_of_copy(optimizer, sample.parameter, group, place, state=_cloned(sample.state))
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001  hostile content may raise anything
@@ -56,9 +56,45 @@ def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, A
     return ""
 
 
+class _Sample(NamedTuple):
+    """A parameter, or one element of it, with its state."""
+
+    parameter: torch.Tensor
+    state: Mapping[Any, Any]
+
+
 def _is_tested(parameter: Any, state: Any) -> bool:
     is_plain = type(parameter) is torch.nn.Parameter or type(parameter) is torch.Tensor
-    return is_plain and 0 < parameter.numel() <= _MOST_ELEMENTS and bool(state)
+    return is_plain and parameter.numel() > 0 and isinstance(state, Mapping) and bool(cast("Any", state))
+
+
+def _sample_of(parameter: torch.Tensor, state: Mapping[Any, Any]) -> _Sample | None:
+    """One element of a parameter, with the state of this element; a step does the same with all elements.
+
+    If a tensor of the state has another shape, the sample is the whole parameter. The result is None if that is too
+    large to be copied.
+    """
+    tensors: list[torch.Tensor] = [one for one in state.values() if isinstance(one, torch.Tensor)]
+    if all(one.shape == parameter.shape or one.numel() == 1 for one in tensors):
+        first = (slice(0, 1),) * parameter.dim()
+        of_first = {
+            name: one[first] if isinstance(one, torch.Tensor) and one.shape == parameter.shape else one
+            for name, one in state.items()
+        }
+        return _Sample(parameter.detach()[first], of_first)
+    return _Sample(parameter.detach(), state) if parameter.numel() <= _MOST_ELEMENTS else None
+
+
+def _form_of(state: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """What decides whether a step with a state is possible: names, types, and the values of single numbers."""
+    return tuple((name, _kind_of(value)) for name, value in state.items())
+
+
+def _kind_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return repr(value) if isinstance(value, bool | int | float) else cast("Any", type(value))
+    is_number = value.dim() == 0 and not value.is_meta
+    return value.dtype, value.dim(), repr(value.item()) if is_number else None
 
 
 def _cloned(state: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -19,11 +19,12 @@ from safepoint.foundation.field_types import NAMED, NUMBER, Kind, whole
 _MOST = torch.finfo(torch.float32).max
 """A scaler keeps its scale in 32 bits."""
 _MOST_STEPS = (1 << 31) - 1
-_FACTOR = Kind(
+SCALE = Kind(
     words="a positive number that 32 bits can represent", fits=lambda value: NUMBER.fits(value) and 0 < value <= _MOST
 )
+"""The scale of a loss scaler, and a factor of it."""
 _KINDS = {
-    **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), _FACTOR),
+    **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), SCALE),
     "growth_interval": whole(1, _MOST_STEPS),
     "_growth_tracker": whole(0, _MOST_STEPS),
 }

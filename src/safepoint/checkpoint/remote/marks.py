@@ -83,13 +83,14 @@ class Mark:
             found: path → object, for each object that is in the store.
             existing: the paths of the objects in the store that were written before the mark.
         """
-        sizes = {path: set(known) for path, known in self.sizes.items()}
+        # The files of this writer come first, because `Store.sweep` looks for uploads of a limited number of files.
+        sizes = {path: {size_bytes} for path, size_bytes in files.items()}
+        for path, known in self.sizes.items():
+            sizes.setdefault(path, set()).update(known)
         versions = {path: item.version for path, item in found.items() if self.names(path, item)}
         for path in set(existing) & found.keys():
             sizes.setdefault(path, set()).add(found[path].size_bytes)
             versions[path] = found[path].version
-        for path, size_bytes in files.items():
-            sizes.setdefault(path, set()).add(size_bytes)
         return Mark(sizes={path: tuple(sorted(known)) for path, known in sizes.items()}, versions=versions)
 
 

@@ -153,28 +153,24 @@ class RemoteFolder:
             data = self.bytes_of_manifest(folder, deadline_s=deadline_s)
         if data is None:
             raise ManifestError("there is no manifest, so this is not a checkpoint")
+        if not data:
+            raise ManifestError(f"it is empty, or larger than {MAX_MANIFEST_BYTES} bytes")
         return Manifest.from_bytes(data)
 
     def bytes_of_manifest(self, folder: str, *, deadline_s: float | None = None) -> bytes | None:
-        """The bytes of the manifest in `folder`, or None when there is none.
-
-        Raises:
-            ManifestError: the object is too large to be a manifest.
-        """
+        """The bytes of the manifest in `folder`; None when there is none, and empty if it is too large to be one."""
         key = f"{folder}/{MANIFEST_NAME}"
         try:
             size_bytes = self.store.stat(key, deadline_s=deadline_s).size_bytes
             if size_bytes > MAX_MANIFEST_BYTES:
-                raise ManifestError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+                return b""
             return bytes(self.store.read(key, length=size_bytes, deadline_s=deadline_s))
         except ObjectNotFoundError:
             return None
 
     def is_newer_format(self, name: str, *, deadline_s: float | None = None) -> bool:
         """Whether a later release wrote the checkpoint called `name`. Callers do not replace or delete it."""
-        with contextlib.suppress(ManifestError):
-            return is_of_newer_release(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
-        return False
+        return is_of_newer_release(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
 
     def superseded(
         self,
@@ -366,7 +362,10 @@ class RemoteFolder:
             return path in listed[name]
 
         large = [f"{name}/{path}" for name, files in listed.items() for path in files if files[path] > WHOLE_BYTES]
-        return self.store.sweep(only=is_ours, keys=large, begun_before_s=begun_before_s, deadline_s=deadline_s)
+        below = next(iter(listed)) if names is not None and len(listed) == 1 else ""
+        return self.store.sweep(
+            only=is_ours, keys=large, below=below, begun_before_s=begun_before_s, deadline_s=deadline_s
+        )
 
     def files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
         """The files that the manifest of `name` lists, and the manifest itself; empty if no manifest is valid."""

@@ -45,7 +45,7 @@ class Uploader:
         node: the number of the node that has this folder; node 0 prunes the store.
         num_nodes: how many nodes upload files of the same checkpoints; 1 if all ranks share one folder.
         extra_bytes: how many bytes of other files in the folder to upload at most; see `ExtraFiles`.
-        run_id: the run whose checkpoints are pruned in the store; None for all runs.
+        run_id: the run whose checkpoints are uploaded, and pruned in the store; None for all runs.
     """
 
     def __init__(
@@ -283,10 +283,13 @@ class Uploader:
             prune(self._remote, self._policies, self._report, run_id=self._run_id, deadline_s=self.deadline_s)
 
     def _committed(self) -> Iterator[tuple[Path, Record]]:
-        """The committed checkpoints of the folder, newest first."""
+        """The committed checkpoints of the run in the folder, newest first.
+
+        Those of other runs do not count: with a higher step, one of them would supersede all checkpoints of the run.
+        """
         for folder in self._output.checkpoints():
             record = self._record_of(folder)
-            if record is not None:
+            if record is not None and self._run_id in {None, manifest_of(record).run_id}:
                 yield folder, record
 
     def _newest(self) -> Path:

@@ -115,14 +115,8 @@ def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     except UnreadableError:
         return True  # refuse the prefix, because it may hold a checkpoint
     except ManifestError:
-        return remote.is_newer_format(name) or (is_name(name) and _has_manifest(remote, name))
+        return remote.is_newer_format(name) or (is_name(name) and remote.bytes_of_manifest(name) is not None)
     return True
-
-
-def _has_manifest(remote: RemoteFolder, name: str) -> bool:
-    with contextlib.suppress(ManifestError):
-        return remote.bytes_of_manifest(name) is not None
-    return True  # there is a manifest, but it is too large to be read
 
 
 def export_to_folder(target: Location, write: Callable[[Path], None]) -> None:

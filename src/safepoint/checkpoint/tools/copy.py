@@ -11,10 +11,12 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 from safepoint.checkpoint.commit import FolderDestination, commit, discarding
 from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry, Manifest, Trigger
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -25,8 +27,9 @@ from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.checkpoint.tools.model_files import is_exported
-from safepoint.errors import CheckpointError, ConflictError, StorageError, UsageError, printable
+from safepoint.errors import CheckpointError, ConflictError, SafepointError, StorageError, UsageError, printable
 from safepoint.foundation import clock
+from safepoint.foundation.bounded_json import MAX_BYTES, parse_value
 from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, plural
 from safepoint.storage.browsing import browse
@@ -46,6 +49,8 @@ _TRAINING_ONLY = re.compile(
 _WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
 
 
+_MODULES = "modules.json"
+_OF_LIBRARY = re.compile(r"sentence_transformers(\.\w+)*\.[A-Z]\w*")
 _log = logging.getLogger("safepoint")
 
 
@@ -174,13 +179,17 @@ def export(
     """
     manifest = source.complete_manifest(item)
     chosen = [entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path)]
-    entries = tuple(entry for entry in chosen if is_exported(entry.path, with_code=with_code))
+    entries = tuple(
+        entry
+        for entry in chosen
+        if is_exported(entry.path, with_code=with_code) and (with_code or _names_no_code(source, item, entry))
+    )
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
             hint="resume from this checkpoint and save the model in the script",
         )
-    left_out = [entry.path for entry in chosen if not is_exported(entry.path, with_code=with_code)]
+    left_out = [entry.path for entry in chosen if entry not in entries]
     if left_out:
         _log.warning(
             "the export leaves out %s of %s, such as %s: only data of a model is exported, and nothing that a "
@@ -198,6 +207,25 @@ def export(
             model = _source_files(source, item, entries)
             export_to_store(target, model, describe=as_final(manifest), progress=counter.add)
     return [entry.path for entry in entries]
+
+
+def _names_no_code(source: Inventory, item: Item, entry: FileEntry) -> bool:
+    """Whether no loader imports anything but classes of its own because of a file.
+
+    sentence-transformers before release 6 imports what `modules.json` names, also from installed packages, and calls
+    it with a path that the file names: a function that unpickles would run code.
+    """
+    if PurePosixPath(entry.path).name.casefold() != _MODULES:
+        return True
+    data = browse(source.store, item.prefix)
+    with contextlib.suppress(OSError, ValueError, SafepointError), (data / entry.path).open("rb") as file:
+        content = file.read(entry.size_bytes + 1) if entry.size_bytes <= MAX_BYTES else b""
+        modules: Any = parse_value(content)
+        listed = cast("list[Any]", modules) if isinstance(modules, list) else [None]
+        named = [cast("dict[str, Any]", one).get("type") if isinstance(one, dict) else None for one in listed]
+        is_same = digest_bytes(content) == entry.digest
+        return is_same and all(isinstance(one, str) and _OF_LIBRARY.fullmatch(one) for one in named)
+    return False
 
 
 def as_final(manifest: Manifest) -> Describe:

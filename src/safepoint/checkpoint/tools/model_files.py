@@ -3,8 +3,8 @@
 A checkpoint may contain files of any name, and someone else may have written it. At the target of an export, the
 files would belong to this user. A program that is started there could use them as its settings (`.git/hooks`,
 `Makefile`), a coding agent as its instructions (`AGENTS.md`), and Python as modules in place of its own (`json.py`).
-So only files of the kinds that models consist of are exported. Files of these kinds are left out, too, if programs
-obey files with such a name (`package.json`).
+So only files of the kinds that models consist of are exported, and of the kinds `.json` and `.txt`, which many
+programs have, only those with the names that models use.
 
 Python code is exported only if a person asks for it. Without `trust_remote_code=True`, most loaders run no code of a
 model. But some loaders import the modules that a configuration in the same folder names.
@@ -16,8 +16,8 @@ _KINDS = {
     # Weights.
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npy", ".npz", ".gguf", ".onnx"),
     ".onnx_data",
-    # Configurations, vocabularies and templates.
-    *(".json", ".jsonl", ".txt", ".model", ".vocab", ".bpe", ".codes", ".spm", ".tiktoken", ".tsv", ".csv", ".jinja"),
+    # Vocabularies, templates and tables.
+    *(".jsonl", ".model", ".vocab", ".bpe", ".codes", ".spm", ".tiktoken", ".tsv", ".csv", ".jinja"),
     # Pictures of a description.
     *(".png", ".jpg", ".jpeg", ".gif"),
 }
@@ -25,16 +25,24 @@ _KINDS = {
 _TEXTS = re.compile(r"(readme|license|licence|notice|copying|use_policy|model_?card)(\.(md|txt))?")
 """The names of texts for people, in lower case. Coding agents obey other texts, such as `AGENTS.md`."""
 _CODE = ".py"
+_OF_MODELS = re.compile(
+    r".*(config|token|vocab|merges|special|template|process|index|weight|map|label|class|param|args|result|metric|stat"
+    r"|dict|module|adapter|embed|quant|calib|matrix|scheduler|feature|speaker|voice|lang|normali|sentence|word|char|gram"
+    r"|symbol|lexicon|alphabet|phone|tag|emoji|piece|bpe|codes|pooling|prompt|model|data|cache|id2|2id|tekken|info"
+    r"|requirements).*\.(json|txt)"
+)
+"""The names of configurations and vocabularies, in lower case. Programs obey other `.json` and `.txt` files: each of
+many has a name of its own, so the names that models have are listed, and not those of the programs."""
 _OBEYED = re.compile(
     r"(package|package-lock|composer|deno|turbo|nx|lerna|devbox|project|renovate|vercel|firebase|now|app|angular"
     r"|biome|rome|nodemon|nest-cli|ng-package|tslint|jsconfig|tsconfig(\..+)?|pyrightconfig|basedpyrightconfig"
     r"|cmakepresets|cmakeuserpresets|vcpkg(-configuration)?|conanfile|docker-bake(\.override)?|docker-compose|compose"
-    r"|mcp|opencode|cdk|bower"
+    r"|mcp|opencode|cdk|bower|bsconfig|ormconfig|langgraph"
     r"|(jupyter|ipython)(_\w+)?_config|.+\.tf|.+\.tfvars|.+\.config)\.json"
     r"|(cmakelists|meson_options|conanfile)\.txt",
     re.ASCII,
 )
-"""The names, in lower case, of files of these kinds that a program obeys when it is started in their folder."""
+"""The names, in lower case, that a program obeys although they could be those of a model's file."""
 _FOLDERS = re.compile(r"[.-].*|__\w+__|wandb|node_modules|egg-info|.+\.(dist-info|egg-info|egg)|\w+-packages")
 """The names of folders, in lower case, in which programs look for settings or for installed packages. A shell passes
 a name that begins with a hyphen to a command as an option."""
@@ -51,4 +59,5 @@ def is_exported(path: str, *, with_code: bool = False) -> bool:
     if any(map(_FOLDERS.fullmatch, folders)) or name.startswith((".", "-")) or _OBEYED.fullmatch(name):
         return False
     suffix = f".{name.rpartition('.')[2]}"
-    return suffix in _KINDS or (with_code and suffix == _CODE) or _TEXTS.fullmatch(name) is not None
+    is_known = suffix in _KINDS or any(kind.fullmatch(name) for kind in (_OF_MODELS, _TEXTS))
+    return is_known or (with_code and suffix == _CODE)

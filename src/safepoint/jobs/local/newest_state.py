@@ -7,8 +7,9 @@ be restored is not used. The image is checked as far as possible without reading
 import platform
 from dataclasses import dataclass
 
+from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.tools.inventory import Inventory
-from safepoint.errors import NothingValidError, SafepointError, printable
+from safepoint.errors import SafepointError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration
 from safepoint.jobs.local.outputs import open_output
@@ -106,6 +107,9 @@ def _examine(image: str) -> str:
 def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
     """The newest checkpoint from which a run would resume, as far as that is known without reading its files.
 
+    Its time is that of the checkpoint that was made last: the highest step may be that of an older checkpoint, which
+    another person has put there.
+
     Args:
         inventory: the location of the checkpoints.
 
@@ -114,8 +118,7 @@ def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
     """
     if inventory.folder is not None and not inventory.folder.is_dir():
         return None
-    try:
-        item = inventory.item()
-    except NothingValidError:
+    found = [item for item in inventory.items() if item.counts and item.stated is not None and item.name != FINAL]
+    if not found or found[0].stated is None:
         return None
-    return None if item.stated is None else Checkpoint(step=item.stated.step, created_s=item.created_s)
+    return Checkpoint(step=found[0].stated.step, created_s=max(item.created_s for item in found))

@@ -1,12 +1,13 @@
 """A bucket of S3 or a compatible server: small objects in one request, large objects in parts; see `Bucket`."""
 
 import base64
-import contextlib
 import http.client
+import itertools
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from safepoint.errors import ConditionError, ObjectNotFoundError, StorageError, TransientError
+from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.s3.answers import other_answer, present, refusing_other_answers, size_of, time_of
 from safepoint.storage.s3.file_parts import md5_of
@@ -16,6 +17,8 @@ from safepoint.storage.store import WHOLE_BYTES, Condition, Content, OpenFile, P
 
 _BLOCK_BYTES = 1 << 20
 _NUM_LISTINGS = 8
+_MOST_KEYS = 10_000
+_log = logging.getLogger("safepoint")
 
 
 class S3Bucket(S3Requests):
@@ -161,11 +164,15 @@ class S3Bucket(S3Requests):
             return list(self.find(start, deadline_s=deadline_s))
 
         with ThreadPoolExecutor(_NUM_LISTINGS, thread_name_prefix="safepoint-sweep") as threads:
-            found = threads.map(find, [prefix, *filter(only, keys)])
+            found = threads.map(find, [prefix, *itertools.islice(filter(only, keys), _MOST_KEYS)])
             unique = {(upload.key, upload.upload_id): upload for page in found for upload in page}
         for upload in unique.values():
             if (begun_before_s is None or upload.begun_s < begun_before_s) and only(upload.key):
-                with contextlib.suppress(ObjectNotFoundError):
+                try:
                     self.abort(upload, deadline_s=deadline_s)
                     num_swept += 1
+                except ObjectNotFoundError:
+                    pass
+                except AccessDeniedError as error:
+                    _log.warning("an unfinished upload of another user stays: %s", error)
         return num_swept

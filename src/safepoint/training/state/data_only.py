@@ -43,6 +43,7 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
+from safepoint.training.state.engine_states import checked_engine, is_engine
 from safepoint.training.state.rng import set_numpy_state, set_python_state
 
 _DEEPSPEED = {
@@ -91,7 +92,8 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
             apply to files outside of the folder, because a path can change between a check and its use. The other
             threads of the script load their own files without restrictions.
         parts: the optimizers and schedulers whose states are loaded. They may be in wrappers; see
-            `checked_optimizers` and `checked_schedulers`. Other objects are ignored.
+            `checked_optimizers` and `checked_schedulers`. The engines of DeepSpeed that load their states; see
+            `checked_engine`. Other objects are ignored.
 
     Raises:
         CheckpointError: a file was refused, even if the framework caught this error or raised another error; or the
@@ -103,6 +105,8 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
     original: Callable[..., Any] = torch.load
     refused: list[CheckpointError] = []
     place = _Place(folder)
+    engines = [one for one in parts if is_engine(one)]
+    parts = (*parts, *(getattr(one, "lr_scheduler", None) for one in engines))
     found: list[Any] = [innermost(one) for one in parts]
     optimizers = [one for one in found if isinstance(one, torch.optim.Optimizer)]
     this_thread = threading.current_thread()
@@ -139,7 +143,10 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         checked_schedulers(place, *parts),
         checked_scalers(place),
         checked_modules(place),
+        contextlib.ExitStack() as stack,
     ):
+        for engine in engines:
+            stack.enter_context(checked_engine(engine, folder))
         try:
             with states_of(place):
                 yield

@@ -105,7 +105,7 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     # Pipelined loading is switched off. It would deadlock here: each rank would wait for a message that its neighbour
     # does not send when the universal layout is loaded.
     with (
-        only_data(folder, inner),
+        only_data(folder, engine),
         with_checked_tag(engine, folder, "latest_universal"),
         temporarily(engine._config, load_universal_checkpoint=True),
         temporarily(engine._config.zero_config, pipeline_loading_checkpoint=False),

@@ -30,6 +30,8 @@ _COPIED = {"state_dict", "optimizer_states"}
 """The parts of a checkpoint that may stay mapped until they are copied; see `restore_states`."""
 _COUNTS = {"total", "current", "_batches_that_stepped"}
 """The entries in the state of a loop that are counts, or contain counts."""
+_EVENTS = {"ready", "started", "processed", "completed"}
+"""The counts that a loop can have of an event."""
 _SCORES = ("best_model_score", "current_score", "kth_value")
 _log = logging.getLogger("safepoint")
 
@@ -231,6 +233,9 @@ def _check_counts(state: Any, *, are_counts: bool = False) -> None:
     """
     if isinstance(state, dict):
         for name, value in cast("dict[Any, Any]", state).items():
+            # Lightning makes an attribute of each entry: another one could hide a method.
+            if are_counts and name not in _EVENTS:
+                raise ValueError(f"a loop has no count {name!r:.80}")
             _check_counts(value, are_counts=are_counts or name in _COUNTS)
     elif are_counts and (type(state) is not int or not 0 <= state <= MOST_COUNT):
         raise ValueError(f"a count of a loop is {state!r:.80}")

@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerCallback
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.pickles.temporary_attributes import Overrides
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
 from safepoint.errors import Interrupted
 from safepoint.foundation import clock
 from safepoint.foundation.events.run_events import DeadlineChoice, StepGivenUp
@@ -128,6 +128,7 @@ class TrainerRun(TrainerCallback):
         context, trainer, place, point = self._context, self._trainer, self._context.place, start.point
         self._start = start
         self._resume = TrainerResume(context, trainer, point)
+        self._resume.check_ranks(self._peers)
         self._lease.enter_context(lease(point))
         if point is not None and point.foreign is not None and start.folders.is_owner:
             self._lease.callback(delete_tree, point.path)  # when the lease ends, all ranks have loaded the checkpoint
@@ -405,7 +406,10 @@ class TrainerRun(TrainerCallback):
         self._boundary.save_last_step()
         self._callbacks.notify()
         self._agree_on_best()
-        result = original(trial, num_train_samples, start_time - self._resume.elapsed_s, *rest)
+        # With `save_total_limit=1`, the Trainer itself would delete all checkpoints but the one that its state names
+        # as the best one, such as the newest one, those of other runs, and those that are being uploaded.
+        with temporarily(self._trainer.args, save_total_limit=None):
+            result = original(trial, num_train_samples, start_time - self._resume.elapsed_s, *rest)
         self._report_progress()
         self._boundary.report_end()
         return result

@@ -112,7 +112,7 @@ class AcceleratedParts(Parts):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
         try:
-            parts = (*self.optimizers(), *self._accelerator._schedulers)
+            parts = (*self.optimizers(), *self._accelerator._schedulers, *self._accelerator._models)
             with self._without_naming(), self._without_replication(), only_data(folder, *parts):
                 before = self._accelerator.step
                 self._accelerator.load_state(str(folder), **options)

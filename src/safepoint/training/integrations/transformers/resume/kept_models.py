@@ -16,17 +16,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
+from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.errors import ConflictError, UsageError
 from safepoint.training.integrations.transformers.sharding.trainer_strategy import splits_weights
 from safepoint.training.state.data_only import load_data
 
 _REFERENCE = "safepoint_reference.pt"
-_KEPT = "safepoint_kept_{name}.pt"
+_KEPT = "safepoint_kept_{name}-{digest}.pt"
+_MOST_LETTERS = 100
 _log = logging.getLogger("safepoint")
 _NUM_SAMPLES = 64
 """About how many tensors of a model, and elements of each tensor, are compared to see if the model has changed."""
@@ -68,7 +70,7 @@ class KeptModels:
         if folder is None or splits_weights(self._trainer):
             return
         for name, kept in self._kept():
-            path = folder / _file_of(name)
+            path = folder / name.file
             if path.is_file():
                 _load(name, kept, load_data(path), folder)
 
@@ -79,14 +81,14 @@ class KeptModels:
             return
         for name, kept in self._kept():
             if not isinstance(kept, torch.nn.Module):
-                torch.save(kept, folder / _file_of(name))
+                torch.save(kept, folder / name.file)
             elif self._is_followed(kept) or not torch.equal(
                 self._before.get(id(kept), torch.empty(0)), _fingerprint(kept)
             ):
-                torch.save(kept.state_dict(), folder / _file_of(name))
+                torch.save(kept.state_dict(), folder / name.file)
 
     def _warn_unsaved(self) -> None:
-        names = sorted(name for name, _ in self._tensors_of_callbacks())
+        names = sorted(str(name) for name, _ in self._tensors_of_callbacks())
         if names and not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -96,11 +98,11 @@ class KeptModels:
                 ", ".join(names),
             )
 
-    def _kept(self) -> Iterator[tuple[str, Any]]:
+    def _kept(self) -> Iterator[tuple["_Name", Any]]:
         yield from self._models()
         yield from self._tensors_of_callbacks()
 
-    def _models(self) -> Iterator[tuple[str, torch.nn.Module]]:
+    def _models(self) -> Iterator[tuple["_Name", torch.nn.Module]]:
         """The models that share no weight with the trained model. Each is yielded once, with a name for its file."""
         own = _weights_of(self._trainer.model)
         seen: set[int] = set()
@@ -113,7 +115,7 @@ class KeptModels:
             if weights and not weights & own:
                 yield name, module
 
-    def _tensors_of_callbacks(self) -> Iterator[tuple[str, Any]]:
+    def _tensors_of_callbacks(self) -> Iterator[tuple["_Name", Any]]:
         """The lists and dictionaries of tensors of callbacks, without tensors of the trained model."""
         own = _weights_of(self._trainer.model)
         for name, value in self._attributes_of_callbacks():
@@ -123,29 +125,54 @@ class KeptModels:
             if all(isinstance(one, torch.Tensor) and id(one) not in own for one in cast("list[Any]", tensors)):
                 yield name, value
 
-    def _attributes(self) -> Iterator[tuple[str, Any]]:
-        yield from list(cast("dict[str, Any]", vars(self._trainer)).items())
+    def _attributes(self) -> Iterator[tuple["_Name", Any]]:
+        for name, value in list(cast("dict[str, Any]", vars(self._trainer)).items()):
+            yield _Name("", 1, name), value
         yield from self._attributes_of_callbacks()
 
-    def _attributes_of_callbacks(self) -> Iterator[tuple[str, Any]]:
-        """The attributes of all callbacks, as `Class.name`. For the second callback of a class: `Class-2.name`."""
+    def _attributes_of_callbacks(self) -> Iterator[tuple["_Name", Any]]:
+        """The attributes of all callbacks. Callbacks whose classes have the same name are numbered."""
         counts: Counter[str] = Counter()
         for callback in self._trainer.callback_handler.callbacks:
             kind = cast("Any", type(callback))
             if not kind.__module__.startswith(("transformers.", "safepoint.")):
                 counts[kind.__name__] += 1
-                number = counts[kind.__name__]
-                label = kind.__name__ if number == 1 else f"{kind.__name__}-{number}"
                 for name, value in list(getattr(callback, "__dict__", {}).items()):
-                    yield f"{label}.{name}", value
+                    yield _Name(kind.__name__, counts[kind.__name__], name), value
 
     def _is_followed(self, module: torch.nn.Module) -> bool:
         values = [value for _, value in self._attributes_of_callbacks()]
         return any(one is module or getattr(one, "module", None) is module for one in values)
 
 
-def _file_of(name: str) -> str:
-    return _REFERENCE if name == "ref_model" else _KEPT.format(name=re.sub(r"[^\w-]", "_", name))
+class _Name(NamedTuple):
+    """Which attribute a model or a list of tensors is. Different names have different files.
+
+    Args:
+        owner: the name of the callback's class; empty for an attribute of the trainer.
+        number: the number of the callback among those whose classes have this name, from 1.
+        attribute: the name of the attribute.
+    """
+
+    owner: str
+    number: int
+    attribute: str
+
+    def __str__(self) -> str:
+        label = self.owner if self.number == 1 else f"{self.owner}-{self.number}"
+        return f"{label}.{self.attribute}" if self.owner else self.attribute
+
+    @property
+    def file(self) -> str:
+        """The name of the file, with a digest: the letters alone may be those of the name of another file.
+
+        Not every file system has all letters, tells capital letters from small ones, or has such long names.
+        """
+        if (self.owner, self.attribute) == ("", "ref_model"):
+            return _REFERENCE
+        exact = "\0".join((self.owner, str(self.number), self.attribute))
+        digest = digest_bytes(exact.encode("utf-8", "surrogatepass")).rpartition(":")[2]
+        return _KEPT.format(name=re.sub(r"\W", "_", str(self), flags=re.ASCII)[:_MOST_LETTERS], digest=digest)
 
 
 def _weights_of(module: torch.nn.Module) -> set[int]:
@@ -160,7 +187,7 @@ def _fingerprint(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([part.cpu() for part in parts]) if parts else torch.empty(0)
 
 
-def _load(name: str, kept: Any, saved: Any, folder: Path) -> None:
+def _load(name: "_Name", kept: Any, saved: Any, folder: Path) -> None:
     """Set a model's weights, or a callback's tensors in place.
 
     Raises:

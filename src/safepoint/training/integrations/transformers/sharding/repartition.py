@@ -176,7 +176,7 @@ class Repartition:
         if copy is None:
             from safepoint.training.integrations.deepspeed.loading import with_checked_tag
 
-            with only_data(path, engine.optimizer), with_checked_tag(engine, path):
+            with only_data(path, engine), with_checked_tag(engine, path):
                 original(engine, checkpoint_path, **kwargs)
         else:
             self._load(engine, copy, lambda: original(engine, str(copy.folder), **kwargs))
