@@ -6,13 +6,15 @@ checked as far as possible without reading its pages.
 
 import platform
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import NothingValidError, SafepointError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration
-from safepoint.jobs.local.outputs import open_output
-from safepoint.jobs.model.records import JobRecord
+
+if TYPE_CHECKING:
+    from safepoint.jobs.model.records import JobRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class NewestState:
     why: str
 
 
-def newest_state(job: JobRecord, output: str | None, *, from_checkpoint: bool = False) -> NewestState:
+def newest_state(job: "JobRecord", output: str | None, *, from_checkpoint: bool = False) -> NewestState:
     """What a job goes on from.
 
     Args:
@@ -54,6 +56,9 @@ def newest_state(job: JobRecord, output: str | None, *, from_checkpoint: bool = 
     """
     if job.image is None or from_checkpoint:
         return NewestState(image=None, why="")
+    # Not at the top: a pod uses this module, and has no history of jobs.
+    from safepoint.jobs.local.outputs import open_output
+
     return choose(job.image, None if output is None else newest_checkpoint(open_output(job.spec, output)))
 
 

@@ -29,7 +29,7 @@ _USUAL_MEMORY = "256Mi"
 _GRACE_S = 10
 _PLACE, _CLAIMS_PLACE = "/opt/safepoint", "/mnt/safepoint"
 _OURS = ("SAFEPOINT_", "PET_", "KUBEFLOW_", "TRAINER_")
-_OF_JOBS = {"safepoint", "safepoint-nodes", "safepoint-tmp", "safepoint-shm", "checkpoint-storage"}
+_OF_JOBS = {"safepoint", "safepoint-nodes", "safepoint-images", "safepoint-tmp", "safepoint-shm", "checkpoint-storage"}
 _NO_SOURCE = {"name", "emptyDir", "projected"}
 
 
@@ -107,9 +107,11 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
             "limits": {"cpu": "2", "memory": request.memory},
         },
         "securityContext": {
+            **(at(basis.container, "securityContext") or {}),
+            # The pods of a job with process images have rights that a helper does not need.
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
-            **(at(basis.container, "securityContext") or {}),
+            "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
     if basis.image == at(basis.container, "image") and at(basis.container, "imagePullPolicy"):

@@ -1,6 +1,5 @@
 """`safepoint run --freeze-as-last-resort` ends at the start where it cannot keep its promise."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,6 @@ def test_it_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the option's exit code, and a message that says why."""
-    from safepoint.jobs.local.images import watched_run
-
-    monkeypatch.setattr(watched_run, "_require_files", lambda: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     outcome = safepoint("run", "--freeze-as-last-resort", *options, "train.py")
@@ -61,28 +57,12 @@ def test_a_machine_on_which_the_trial_fails_is_refused(monkeypatch: pytest.Monke
     assert (caught.value.exit_code, caught.value.hint) == (ExitCode.NOT_SUPPORTED, "update it")
 
 
-def test_a_pipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from safepoint.jobs.local.images.watched_run import _require_files
-
-    reader, writer = os.pipe()
-    kept = os.dup(1)
-    try:
-        os.dup2(writer, 1)
-        with pytest.raises(SafepointError, match="the output of this command is not a file") as caught:
-            _require_files()
-    finally:
-        os.dup2(kept, 1)
-        for descriptor in (kept, reader, writer):
-            os.close(descriptor)
-    assert caught.value.exit_code == ExitCode.NOT_SUPPORTED
-
-
 def test_a_pod_has_no_such_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archive for pods lacks the module."""
+    """The archive for most pods lacks the module."""
     import sys
 
     monkeypatch.setitem(sys.modules, "safepoint.jobs.local.images.watched_run", None)  # pyright: ignore
-    with pytest.raises(SafepointError, match="pods have none") as caught:
+    with pytest.raises(SafepointError, match="no modules for process images") as caught:
         run_command._run_watched()
     assert caught.value.exit_code == ExitCode.NOT_SUPPORTED
 
