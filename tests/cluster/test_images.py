@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(_UNAVAILABLE is not None, reason=f"no pod was frozen: {_UNAVAILABLE}"),
 ]
 EPOCHS = 9
-OUT = f"/mnt/kubeflow-checkpoints/tiny"
+OUT = "/mnt/kubeflow-checkpoints/tiny"
 PROGRAM = ("--out", OUT, "--epochs", str(EPOCHS), "--step-ms", "250")
 ONE_POD = ("--cpu", "1", "--memory", "4Gi")
 

@@ -231,7 +231,7 @@ def test_the_pod_of_a_job_with_images_gets_rights_and_a_key_that_only_root_reads
     """Both are for this job only."""
     manifests = made(settings=FREEZABLE)
     [secret] = [item for kind, item in manifests.before if kind == "secrets"]
-    assert len(base64.b64decode(secret["data"]["images-key"])) == 32
+    assert len(secret["stringData"]["images-key"]) == 32
     assert secret["immutable"] is True
     pod = pod_patch(manifests)
     [volume] = [volume for volume in pod["volumes"] if "secret" in volume]
