@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.errors import ExitCode
 from tests.cluster.test_life import ON, submit, trains_at, wait
 from tests.support import criu
 from tests.support.cluster.workspace import CLAIM, QUEUE, Workspace, apply, queue_objects, with_criu
 from tests.support.commands import Outcome, safepoint
 from tests.support.equality import assert_same_run
-from tests.support.jobs import read_events
+from tests.support.jobs import TINY, read_events
 
 _UNAVAILABLE = criu.unavailable()
 pytestmark = [
@@ -89,3 +90,36 @@ def test_a_job_is_suspended_by_an_image_and_goes_on_in_another_pod(
         wait(team, "tiny", lambda job: job["state"] == "Running")
     assert len(pods) == 3
     assert_complete_and_equal(team, undisturbed)
+
+
+def test_an_image_with_the_address_of_its_pod_is_not_restored(
+    team: Workspace, undisturbed: Callable[[int, int], Path]
+) -> None:
+    """So it is with the connections of several pods. CRIU cannot use an address that another pod had, and the job goes
+    on from its newest checkpoint. Its end is the same."""
+    with_criu(team)
+    options = ("--freeze-as-last-resort", "--save-steps", "2", "--env", "GLOO_SOCKET_IFNAME=eth0", *ONE_POD)
+    submit(team, "tiny", *options, program=PROGRAM)
+    wait(team, "tiny", trains_at(4))
+    done = freeze(team)
+    assert done.code == 0, done.stderr
+    step = max(team.steps("tiny"))
+    assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
+    wait(team, "tiny", lambda _: bool(read_events(team.folder / "tiny", "resumed")), 180)
+    logs = safepoint("logs", *ON, team.namespace, "tiny").stdout
+    assert "a process used a network address that this machine or pod does not have" in logs, logs
+    wait(team, "tiny", lambda job: job["state"] == "Complete", 300)
+    assert read_events(team.folder / "tiny", "thawed") == []
+    assert [event["step"] for event in read_events(team.folder / "tiny", "resumed")] == [step]
+    assert_same_run(team.folder / "tiny", undisturbed(1, EPOCHS))
+
+
+def test_several_pods_are_refused(team: Workspace) -> None:
+    """Before anything is created."""
+    output = ("--output-dir", f"pvc://{CLAIM}/tiny")
+    done = safepoint(
+        "submit", *ON, team.namespace, *output, "--nnodes", "2", "--freeze-as-last-resort", "--code", str(TINY.parent), "tiny.py"
+    )
+    assert done.code == ExitCode.NOT_SUPPORTED, done.stdout
+    assert "restored pods have other addresses" in done.stderr
+    assert team.left() == []
