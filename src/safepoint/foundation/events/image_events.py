@@ -49,3 +49,15 @@ class FrozenOnRequest(Event):
     def _sentence(self) -> str:
         after = "they run on" if self.is_running else "they have ended, and the next start of the job restores them"
         return f"the ranks were frozen in {printable(self.path)}, {format_bytes(self.size_bytes)}; {after}"
+
+
+class ThawedWithoutProgress(Event, is_warning=True):
+    """The restored ranks made no progress. They were ended, and the run continues from its newest checkpoint."""
+
+    limit_s: float
+
+    def _sentence(self) -> str:
+        return (
+            f"the restored ranks made no progress within {format_duration(self.limit_s)}: they were ended, and the run "
+            "continues from its newest checkpoint"
+        )

@@ -60,6 +60,7 @@ _FOR_IMAGES = frozenset(
         "safepoint/jobs/local/__init__.py",
         "safepoint/jobs/local/attempt/__init__.py",
         "safepoint/jobs/local/attempt/node.py",
+        "safepoint/jobs/local/attempt/thaw_watch.py",
         "safepoint/jobs/local/images/__init__.py",
         "safepoint/jobs/local/images/image_request.py",
         "safepoint/jobs/local/images/last_resort.py",

@@ -11,6 +11,7 @@ If this process is killed, the launcher runs on; in a pod, it ends with the pod.
 
 import contextlib
 import dataclasses
+import enum
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,13 +29,14 @@ from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import ExitCode, FreezeError, SafepointError, UnsupportedError, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.events import console
-from safepoint.foundation.events.image_events import Frozen, FrozenOnRequest, NotFrozen, Thawed
+from safepoint.foundation.events.image_events import Frozen, FrozenOnRequest, NotFrozen, Thawed, ThawedWithoutProgress
 from safepoint.foundation.events.stream import Event, EventLog
 from safepoint.foundation.files import write_atomic
-from safepoint.foundation.processes import ProcessId, identify
+from safepoint.foundation.processes import ProcessId, identify, tree_of
 from safepoint.jobs.local.attempt.node import exit_file, read_exit_code, write_plan
+from safepoint.jobs.local.attempt.thaw_watch import ThawWatch
 from safepoint.jobs.local.images.image_request import HOLD_S, ImageRequest, failure_of, take_request
-from safepoint.jobs.local.images.last_resort import LastResort, carried_folders, images_in
+from safepoint.jobs.local.images.last_resort import LastResort, carried_folders, images_in, were_late
 from safepoint.jobs.local.images.output_copy import OutputCopy, is_file
 from safepoint.jobs.local.newest_state import choose, newest_checkpoint
 from safepoint.progress.record import State, read_progress
@@ -42,6 +45,7 @@ from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.transparent.criu.program import Criu
+from safepoint.transparent.criu.trees import held, kill
 
 if TYPE_CHECKING:
     from safepoint.transparent.images.location import ImageLocation
@@ -89,6 +93,16 @@ def run_watched(plan: LaunchPlan, settings: RunSettings) -> int:
     return _WatchedRun(plan, settings, criu).run()
 
 
+class _End(enum.Enum):
+    """How a launcher has ended."""
+
+    OWN = enum.auto()
+    FROZEN = enum.auto()
+    """It is in an image."""
+    STUCK = enum.auto()
+    """It was restored, made no progress, and was ended."""
+
+
 class _WatchedRun:
     def __init__(self, plan: LaunchPlan, settings: RunSettings, criu: Criu) -> None:
         self._plan = plan
@@ -107,26 +121,47 @@ class _WatchedRun:
             self._control = location.control_folder()
         output = OutputCopy(self._control)
         with self._forwarding(), output.copying():
-            child = None
-            if not self._restore():
+            child = None if self._restore() else self._start(output)
+            end = self._watch(child)
+            if end is _End.STUCK:
                 child = self._start(output)
-            launcher = self._launcher
-            if launcher is None:
-                return ExitCode.FAILED
-            resort = LastResort(self._settings, [launcher.pid], self._images)
-            while launcher.is_alive and (child is None or child.poll() is None):
-                resort.look()
-                request = take_request(resort.folders)
-                is_frozen = request is not None and self._answer(request, launcher)
-                if is_frozen or (resort.is_due(self._asked_s) and self._freeze(resort)):
-                    if child is not None:
-                        child.wait()
-                    return ExitCode.INTERRUPTED_SAVED
-                clock.sleep(_POLL_S)
+                end = self._watch(child)
+        if end is _End.FROZEN:
+            return ExitCode.INTERRUPTED_SAVED
         code = read_exit_code(self._control / _PLAN)
         if code is None:
             code = child.wait() if child is not None else ExitCode.FAILED
         return 128 - code if code < 0 else code
+
+    def _watch(self, child: subprocess.Popen[bytes] | None) -> _End:
+        """Watch the launcher until it has ended.
+
+        Args:
+            child: its process; None if it was restored.
+        """
+        launcher = self._launcher
+        if launcher is None:
+            return _End.OWN
+        watch = None
+        if child is None:
+            own = partial(tree_of, launcher.pid)
+            watch = ThawWatch(self._output.progress, own, is_late=were_late([launcher.pid]))
+        resort = LastResort(self._settings, [launcher.pid], self._images)
+        while launcher.is_alive and (child is None or child.poll() is None):
+            resort.look()
+            request = take_request(resort.folders)
+            is_frozen = request is not None and self._answer(request, launcher)
+            if is_frozen or (resort.is_due(self._asked_s) and self._freeze(resort)):
+                if child is not None:
+                    child.wait()
+                return _End.FROZEN
+            if watch is not None and watch.is_stuck():
+                with held(tree_of(launcher.pid)) as processes:
+                    kill(processes)
+                self._report(ThawedWithoutProgress(limit_s=watch.limit_s or 0.0))
+                return _End.STUCK
+            clock.sleep(_POLL_S)
+        return _End.OWN
 
     @contextlib.contextmanager
     def _forwarding(self) -> Generator[None]:
