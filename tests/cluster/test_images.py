@@ -34,6 +34,11 @@ def uid_of_pod(team: Workspace) -> str:
     return pod["metadata"]["uid"]
 
 
+def has_thawed(team: Workspace, times: int) -> Callable[[object], bool]:
+    """Whether the processes were restored so often."""
+    return lambda _: len(read_events(team.folder / "tiny", "thawed")) == times
+
+
 def assert_complete_and_equal(team: Workspace, undisturbed: Callable[[int, int], Path]) -> None:
     """The job ends as one that was never frozen, and was never resumed from a checkpoint."""
     wait(team, "tiny", lambda job: job["state"] == "Complete", 300)
@@ -83,9 +88,9 @@ def test_a_job_is_suspended_by_an_image_and_goes_on_in_another_pod(
         if in_queue:
             [workload] = team.get("workloads.kueue.x-k8s.io")["items"]
             assert workload["spec"]["active"] is False
-        before = read_events(team.folder / "tiny", "thawed")
+
         assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
-        wait(team, "tiny", lambda _, n=len(before): len(read_events(team.folder / "tiny", "thawed")) > n, 180)
+        wait(team, "tiny", has_thawed(team, number), 180)
         pods.add(uid_of_pod(team))
         wait(team, "tiny", lambda job: job["state"] == "Running")
     assert len(pods) == 3
@@ -95,8 +100,8 @@ def test_a_job_is_suspended_by_an_image_and_goes_on_in_another_pod(
 def test_an_image_with_the_address_of_its_pod_is_not_restored(
     team: Workspace, undisturbed: Callable[[int, int], Path]
 ) -> None:
-    """So it is with the connections of several pods. CRIU cannot use an address that another pod had, and the job goes
-    on from its newest checkpoint. Its end is the same."""
+    """As the connections of several pods have. CRIU cannot use an address that another pod had, and the job goes on
+    from its newest checkpoint. Its end is the same."""
     with_criu(team)
     options = ("--freeze-as-last-resort", "--save-steps", "2", "--env", "GLOO_SOCKET_IFNAME=eth0", *ONE_POD)
     submit(team, "tiny", *options, program=PROGRAM)
@@ -118,7 +123,16 @@ def test_several_pods_are_refused(team: Workspace) -> None:
     """Before anything is created."""
     output = ("--output-dir", f"pvc://{CLAIM}/tiny")
     done = safepoint(
-        "submit", *ON, team.namespace, *output, "--nnodes", "2", "--freeze-as-last-resort", "--code", str(TINY.parent), "tiny.py"
+        "submit",
+        *ON,
+        team.namespace,
+        *output,
+        "--nnodes",
+        "2",
+        "--freeze-as-last-resort",
+        "--code",
+        str(TINY.parent),
+        "tiny.py",
     )
     assert done.code == ExitCode.NOT_SUPPORTED, done.stdout
     assert "restored pods have other addresses" in done.stderr

@@ -58,6 +58,6 @@ class ThawedWithoutProgress(Event, is_warning=True):
 
     def _sentence(self) -> str:
         return (
-            f"the restored ranks made no progress within {format_duration(self.limit_s)}: they were ended, and the run "
-            "continues from its newest checkpoint"
+            f"the restored ranks made no progress within {format_duration(self.limit_s)}: they were ended, and the "
+            "run continues from its newest checkpoint"
         )

@@ -25,7 +25,13 @@ from safepoint.jobs.cluster.changes.plans import plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, own_left, repair
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
-from safepoint.jobs.cluster.checks.requirements import check_scaled, check_trainer, find_runtime, manifests_of, needs_of
+from safepoint.jobs.cluster.checks.requirements import (
+    check_scaled,
+    check_trainer,
+    find_runtime,
+    manifests_of,
+    needs_of,
+)
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, list_in_pod, location_of, open_store_of, storage_of
@@ -362,7 +368,7 @@ class ClusterJobs:
         )
 
     def resume(self, name: str) -> ClusterJob:
-        """Continue a suspended job from its newest checkpoint or, if its pod finds one that is newer, its process image.
+        """Continue a suspended job from its newest checkpoint or, if that is newer, its process image.
 
         Raises:
             ConflictError: the job is neither suspended nor being suspended, or its checkpoints are being deleted.

@@ -176,8 +176,8 @@ def check_freezable(output: str | None, num_nodes: int) -> None:
         )
     if output is None or parse_location(output).claim is None:
         raise UnsupportedError(
-            "--freeze-as-last-resort needs an output location in a claim: an image in a folder of the pod itself would "
-            "be deleted with the pod; nothing was submitted",
+            "--freeze-as-last-resort needs an output location in a claim: an image in a folder of the pod itself "
+            "would be deleted with the pod; nothing was submitted",
             hint="use --output-dir pvc://CLAIM/PATH",
         )
 

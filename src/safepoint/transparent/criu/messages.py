@@ -39,7 +39,7 @@ _KNOWN = (
     (
         r"Can't bind inet socket.*Cannot assign requested address",
         "a process used a network address that this machine or pod does not have",
-        "restore it where the address exists; programs that use only the loopback interface can be restored elsewhere",
+        "restore it where the address exists; programs that only use the loopback interface can move",
     ),
     (
         r"Can't bind .*No such file|fsnotify: Unable to open .*No such file",

@@ -49,8 +49,11 @@ def read_key(path: Path) -> ImageKey:
 
 
 def own_key_path() -> Path:
-    """Where this user's own key is: the file that the variable SAFEPOINT_IMAGES_KEY names, as in the pods of a job, or
-    one beside the user's settings."""
+    """Where this user's own key is.
+
+    That is the file that the variable SAFEPOINT_IMAGES_KEY names, as in the pods of a job, or one beside the user's
+    settings.
+    """
     named = os.environ.get(KEY_VARIABLE)
     return Path(named) if named else user_file().with_name(KEY_NAME)
 

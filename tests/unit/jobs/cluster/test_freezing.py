@@ -14,8 +14,16 @@ from safepoint.jobs.cluster.suspension import pod_requests
 from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob, workload_of
 
 IMAGE = {
-    **{"name": "image-1", "path": "/mnt/x/images/image-1", "created": "2026-11-27T10:00:00Z", "program": "python3"},
-    **{"num_processes": 4, "size_bytes": 10, "memory_bytes": 20, "num_pages": 3, "num_stored": 2, "needs": []},
+    "name": "image-1",
+    "path": "/mnt/x/images/image-1",
+    "created": "2026-11-27T10:00:00Z",
+    "program": "python3",
+    "num_processes": 4,
+    "size_bytes": 10,
+    "memory_bytes": 20,
+    "num_pages": 3,
+    "num_stored": 2,
+    "needs": [],
 }
 QUEUE = {"kueue.x-k8s.io/queue-name": "gpus"}
 
@@ -29,7 +37,7 @@ def job_with_images(**labels: str) -> Any:
 
 
 @pytest.fixture
-def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+def pod(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that are run in the pod, which answers with an image."""
     commands: list[list[str]] = []
 

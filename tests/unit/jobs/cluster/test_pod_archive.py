@@ -158,7 +158,7 @@ def test_commands_about_checkpoints_run_in_a_pod(tmp_path: Path) -> None:
 
 
 def test_the_archive_of_a_job_with_images_can_make_them(tmp_path: Path) -> None:
-    """It lacks no module: the command goes as far as the search for CRIU. The rest of the control side is not in it."""
+    """It lacks no module, because the command goes on to look for CRIU; it has no other part of the control side."""
     data = pod_archive.build_archive(with_images=True)
     assert len(data) < 800_000
     archive = tmp_path / pod_archive.NAME

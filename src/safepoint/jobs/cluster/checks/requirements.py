@@ -199,8 +199,8 @@ def check_trainer(api: ClusterApi) -> None:
     place, versions, own = api.connection.name, api.versions_of("trainjobs"), api.version_of("trainjobs")
     if versions:
         raise NotFoundError(
-            f"Kubeflow Trainer on cluster {place} has the API {', '.join(versions)}, and this release of Safepoint uses "
-            f"the API {own}; nothing was done",
+            f"Kubeflow Trainer on cluster {place} has the API {', '.join(versions)}, and this release of Safepoint "
+            f"uses the API {own}; nothing was done",
             hint="install a release of Safepoint that uses this API",
         )
     raise NotFoundError(

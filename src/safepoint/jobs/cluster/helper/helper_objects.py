@@ -29,7 +29,14 @@ _USUAL_MEMORY = "256Mi"
 _GRACE_S = 10
 _PLACE, _CLAIMS_PLACE = "/opt/safepoint", "/mnt/safepoint"
 _OURS = ("SAFEPOINT_", "PET_", "KUBEFLOW_", "TRAINER_")
-_OF_JOBS = {"safepoint", "safepoint-nodes", "safepoint-images", "safepoint-tmp", "safepoint-shm", "checkpoint-storage"}
+_OF_JOBS = {
+    "safepoint",
+    "safepoint-nodes",
+    "safepoint-images",
+    "safepoint-tmp",
+    "safepoint-shm",
+    "checkpoint-storage",
+}
 _NO_SOURCE = {"name", "emptyDir", "projected"}
 
 

@@ -123,12 +123,12 @@ def _request(
     what = "run-on" if is_running_after else "hold"
     try:
         pod, answer = ask_first_pod(api, seen, _MODULE, what, limit_s=limit_s)
-        image = _image_of(at(answer, "image"), job.output)
-        if image is None:
-            raise SafepointError(f"pod {pod} named no image")
     except SafepointError as error:
         kind = AccessDeniedError if isinstance(error, AccessDeniedError) else FreezeError
         raise kind(f"job {job.name} was not frozen, and runs on: {error.message}", hint=error.hint) from error
+    image = _image_of(at(answer, "image"), job.output)
+    if image is None:
+        raise FreezeError(f"job {job.name} was not frozen, and runs on: pod {pod} named no image")
     return image
 
 

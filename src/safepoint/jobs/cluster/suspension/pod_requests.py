@@ -1,7 +1,7 @@
 """Runs a module of Safepoint in the first pod of a job, and returns what it answers.
 
-The module prints lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end its
-answer, or `{"error": …}` with or without `"hint"`.
+The module prints lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end
+its answer, or `{"error": …}` with or without `"hint"`.
 """
 
 import json

@@ -48,8 +48,8 @@ def stop_job(
         look: returns the objects of the job as they are now.
         place: the name of the cluster in messages.
         timeout_s: how long to wait; None for no limit.
-        save: saves the job in another way than with a checkpoint on request. If it raises an exception, the job is not
-            stopped.
+        save: saves the job in another way than with a checkpoint on request. If it raises an exception, the job is
+            not stopped.
 
     Returns:
         The job. Its message says what is saved.

@@ -165,8 +165,6 @@ def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
     return {root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [tree_of(root)]}
 
 
-
-
 def carried_folders(roots: Sequence[int]) -> dict[int, list[Path]]:
     """The folders that are restored with the launchers in process trees, by the root of the tree.
 

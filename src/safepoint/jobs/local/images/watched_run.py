@@ -1,10 +1,10 @@
 """`safepoint run --freeze-as-last-resort`: runs the launcher in a process of its own, which it can freeze.
 
-A process cannot freeze itself, so the command stays outside of the launcher's tree: it forwards signals, and waits. It
-makes an image at the deadline if the ranks cannot save before it, and in a pod also on request (`image_request`). When
-the same command is run again, it restores the launcher from its image, unless there is a newer checkpoint. Each image
-is restored only once: if the restored run ends without a newer checkpoint, a second restore would probably end in the
-same way.
+A process cannot freeze itself, so the command stays outside of the launcher's tree: it forwards signals, and waits.
+It makes an image at the deadline if the ranks cannot save before it, and in a pod also on request (`image_request`).
+When the same command is run again, it restores the launcher from its image, unless there is a newer checkpoint. Each
+image is restored only once: if the restored run ends without a newer checkpoint, a second restore would probably end
+in the same way.
 
 If this process is killed, the launcher runs on; in a pod, it ends with the pod.
 """
@@ -267,9 +267,7 @@ class _WatchedRun:
             self._report_end(event)
         return not is_running_after
 
-    def _make_image(
-        self, request: ImageRequest, launcher: ProcessId, location: "ImageLocation"
-    ) -> "ImageManifest":
+    def _make_image(self, request: ImageRequest, launcher: ProcessId, location: "ImageLocation") -> "ImageManifest":
         """Make the image, check it, and answer. Unless the processes run on, wait for the stop signal.
 
         Raises:
