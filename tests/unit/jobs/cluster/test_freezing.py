@@ -10,8 +10,9 @@ from safepoint.errors import AccessDeniedError, ConflictError, FreezeError, Safe
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.pod_archive import command_of
-from safepoint.jobs.cluster.suspension import pod_requests
-from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob, workload_of
+from safepoint.jobs.cluster.suspension import pod_requests, stop
+from safepoint.jobs.cluster.watches import pod_ends
+from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob
 
 IMAGE = {
     "name": "image-1",
@@ -25,7 +26,6 @@ IMAGE = {
     "num_stored": 2,
     "needs": [],
 }
-QUEUE = {"kueue.x-k8s.io/queue-name": "gpus"}
 
 
 def job_with_images(**labels: str) -> Any:
@@ -34,6 +34,14 @@ def job_with_images(**labels: str) -> Any:
     job["metadata"]["annotations"]["safepoint.dev/job"] = json.dumps(record)
     job["spec"]["trainer"]["command"] = [*command_of("/opt/safepoint", {"safepoint.pyz": b""}), "run", "train.py"]
     return job
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The namespace has no watch for the ends of pods."""
+    for name in ("_OPEN_S", "_LAST_EVENTS_S"):
+        monkeypatch.setattr(pod_ends, name, 0.0)
+    monkeypatch.setattr(stop, "_LOOK_S", 0.01)
 
 
 @pytest.fixture
@@ -55,20 +63,18 @@ def jobs_of(namespace: Kept) -> ClusterJobs:
 
 
 def test_a_job_is_suspended_only_after_its_image_is_complete(pod: list[list[str]]) -> None:
-    job = job_with_images(**QUEUE)
-    namespace = Kept(trainjobs=[job], pods=[running_pod()], workloads=[workload_of(job)])
+    namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()])
     before: list[int] = []
 
     def after(change: str) -> None:
         before.append(len(pod))
-        if change.startswith("patch workloads"):
-            namespace.kept["pods"] = []
+        namespace.kept["pods"] = []  # suspended
 
     namespace.after = after
     frozen, image = jobs_of(namespace).freeze(JOB, is_running_after=False)
     assert pod == [["safepoint.jobs.local.images.image_request", "900", "hold"]]
     assert set(before) == {1}
-    assert namespace.changes[0].startswith("patch workloads")
+    assert namespace.changes[0].startswith("patch trainjobs")
     assert image.path == "pvc://ckpt/x/images/image-1"
     assert "it is frozen in pvc://ckpt/x/images/image-1" in frozen.message
 

@@ -1,8 +1,8 @@
 """Requests a process image of the run in this pod.
 
 `safepoint freeze --on` runs this module in the pod. The request is a file in the launcher's folder, in which only
-this user can write. `watched_run`, which has started the launcher, makes the image, and writes the answer to a folder of
-this module.
+this user can write. `watched_run`, which has started the launcher, makes the image, and writes the answer to a folder
+of this module.
 
 The module prints lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end
 `{"image": …}` or `{"error": …, "hint": …}`. If it is killed, the processes run on.
