@@ -16,10 +16,10 @@ from tests.support.jobs import TINY, read_events
 
 _UNAVAILABLE = criu.unavailable()
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(_UNAVAILABLE is not None, reason=f"no pod was frozen: {_UNAVAILABLE}"),
 ]
-EPOCHS = 9
+EPOCHS = 6
 OUT = "/mnt/kubeflow-checkpoints/tiny"
 PROGRAM = ("--out", OUT, "--epochs", str(EPOCHS), "--step-ms", "250")
 ONE_POD = ("--cpu", "1", "--memory", "4Gi")
