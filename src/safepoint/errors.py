@@ -7,8 +7,8 @@ SafepointError                 base of all of them
 ├── UsageError            2   a setting or an argument is invalid
 ├── PartlyDoneError       3   a part is done, and the rest failed
 ├── NotFoundError        10   a job, checkpoint or connection does not exist
-├── ConflictError        11   another run holds the output folder; or settings, or a request, contradict what exists
-├── StorageError         13   the output location cannot be used
+├── ConflictError        11   another process uses the folder, or a setting or request conflicts with what exists
+├── StorageError         13   a folder, an object store or a cluster cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
@@ -21,13 +21,14 @@ SafepointError                 base of all of them
 ├── NothingValidError    14   there is no valid checkpoint
 ├── UnsupportedError     16   not supported on this machine or in this installation
 │   └── MissingExtraError    16   a package that an extra of Safepoint installs is missing
-├── SaveError             1   a save did not become a checkpoint
+├── SaveError             1   a save failed, or was not complete in time
 ├── FreezeError           1   processes could not be frozen or restored
 └── PeerError             1   another rank has ended or disagrees
-Interrupted (SystemExit) 75   the run stopped on request; raised through the user's script
+Interrupted (SystemExit)      ends the user's script when the run stops early:
+                         75   the state is saved; 143 if it is not, 13 if uploads fail
 ```
 
-Every message says what happened, what was done about it, and what the reader can do.
+The rule for messages: say what happened, what was done about it, and what the reader can do.
 """
 
 import importlib.util
@@ -120,7 +121,7 @@ class ExitCode(IntEnum):
 
 
 class SafepointError(Exception):
-    """Base of every exception that this package raises by itself.
+    """Base class of the errors that Safepoint reports to its users, each with an exit code.
 
     Args:
         message: what happened and what was done about it.
@@ -157,13 +158,13 @@ class PartlyDoneError(SafepointError):
 
 
 class ConflictError(SafepointError):
-    """Another run holds the output folder, or the settings or a request contradict what exists."""
+    """Another process uses the folder, or a setting or request conflicts with an existing job or checkpoint."""
 
     exit_code = ExitCode.CONFLICT
 
 
 class StorageError(SafepointError):
-    """The output location cannot be used."""
+    """A folder, an object store or a cluster cannot be used."""
 
     exit_code = ExitCode.STORAGE
 
@@ -177,11 +178,11 @@ class ConditionError(StorageError):
 
 
 class AccessDeniedError(StorageError):
-    """The store refuses these credentials, or grants them too little."""
+    """The store or the cluster refuses these credentials, or grants them too little."""
 
 
 class TransientError(StorageError):
-    """The store is busy, slow, cut off or out of reach; the same request may succeed later."""
+    """The store or the cluster is busy, slow, cut off or out of reach; the same request may succeed later."""
 
 
 class CheckpointError(SafepointError):
@@ -227,11 +228,11 @@ class MissingExtraError(UnsupportedError, ImportError):
 
 
 class SaveError(SafepointError):
-    """A save did not become a checkpoint; nothing of it is left behind."""
+    """A save has failed, or was not complete when the wait ended. An incomplete checkpoint is never used."""
 
 
 class FreezeError(SafepointError):
-    """CRIU could not freeze or restore processes. Processes that were to be frozen run on."""
+    """Processes could not be frozen or restored. Processes that should have been frozen continue to run."""
 
 
 class PeerError(SafepointError):

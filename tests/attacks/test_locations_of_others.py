@@ -149,7 +149,7 @@ def test_a_config_map_that_was_replaced(is_deleted: bool, use: Use) -> None:
     cluster = Cluster(job)
     if is_deleted:
         cluster.config_maps = []
-    with pytest.raises(ConflictError, match="not the one that it was submitted with"):
+    with pytest.raises(ConflictError, match="is missing, or was changed after the job was submitted"):
         use.delete(cluster)
     assert use.opened == []
 

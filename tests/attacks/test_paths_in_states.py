@@ -151,7 +151,7 @@ def test_the_best_model_of_another_run(tmp_path: Path) -> None:
             state |= {"best_model_checkpoint": str(other / "checkpoint-2"), "best_metric": -1e9}
             path.write_text(json.dumps(state))
             reseal(path.parent)
-    assert "which is outside the output folder" in job.text
+    assert "This path is outside the output folder" in job.text
     assert "Loading best model from" not in job.text or str(other) not in job.text.split("Loading best model")[1]
 
 

@@ -155,7 +155,7 @@ _CASES = {
         f"kubectl describe pvc {_UNBOUND}",
     ),
     "path out of the claim": _bad(f"--output-dir pvc://{CLAIM}/../x", _USAGE, "`..` in its path", "in full"),
-    "claim with a blank": _bad(("--output-dir", "pvc://a b/x"), _USAGE, "invalid name of a claim", "255 letters"),
+    "claim with a blank": _bad(("--output-dir", "pvc://a b/x"), _USAGE, "invalid claim name", "254 letters"),
     "claim with a user": _bad("--output-dir pvc://me@a/x", _USAGE, "user name", "pvc://<claim>/<path>"),
     "folder of each pod": _bad(
         (*_TWO, "--output-dir", "/tmp/x"), _USAGE, "/tmp/x would be a separate folder", "pvc://"

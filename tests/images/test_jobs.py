@@ -130,7 +130,7 @@ def test_a_frozen_job_resumes_from_what_is_newer(place: Place, reference: Place)
     outcome = safepoint("resume", "job")
     assert outcome.code == 0, outcome.stderr
     assert "image-1" in outcome.stdout
-    assert "the newest checkpoint, of step" in outcome.stdout
+    assert "the newest checkpoint (step" in outcome.stdout
     place.jobs.wait("job", [JobState.RUNNING], timeout_s=120)
     assert place.jobs.job("job").attempt == 1, place.story("job")
     assert safepoint("suspend", "job", "--yes").code == 0, place.story("job")

@@ -113,7 +113,7 @@ def test_callbacks_that_look_at_checkpoints_find_them(tmp_path: Path) -> None:
     job = safepoint(output, *TWO, program=program)
     with no_orphans(job):
         assert job.wait() == 0, job.text
-    assert "AddFile may read every checkpoint, so training waits until each one is written" in job.text
+    assert "AddFile may read every checkpoint, so training waits until each checkpoint is written" in job.text
     assert committed_steps(output) == [1, 2, 3, 4]
     for path in list_checkpoints(output):
         assert {"notes-0.txt", "notes-1.txt"} <= names_in(path)

@@ -253,7 +253,7 @@ def test_a_host_that_is_not_there(server: Server) -> None:
         ({"AWS_ACCESS_KEY_ID": "unknown"}, "the credentials are wrong"),
         (
             dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), CephRgw.other_keys, strict=True)),
-            "do not permit it",
+            "do not permit the request",
         ),
     ],
 )

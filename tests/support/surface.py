@@ -170,7 +170,9 @@ _PROGRESS = Progress(
         count=2, last_stall_s=0.1, mean_stall_s=0.1, last_durable_s=1.5, last_bytes=9, expected_s=1.5
     ),
     space=(
-        SpaceRecord(place="output folder", free_inodes=9, saves_left=3, remaining_s=2400.0, is_low=True),
+        SpaceRecord(
+            place="output folder", free_inodes=9, saves_left=3, remaining_s=2400.0, is_low=True, size_bytes=10**12
+        ),
         SpaceRecord(place="temporary folder"),
     ),
 )

@@ -1,4 +1,4 @@
-"""The effects of an action on a job, before it is done: what is safe, whether a save fits, what would be lost."""
+"""Describes an action on a job before the action begins: what is safe, whether a save fits, what would be lost."""
 
 import dataclasses
 import enum
@@ -34,14 +34,15 @@ class Consequence:
 
     Args:
         action: the action.
-        is_possible: whether the job accepts the action in its state.
+        is_possible: whether the job accepts the action in the state that it has.
         sentences: what would happen, for a person.
-        safe_step: the step of the newest checkpoint; None if there is none.
-        safe_age_s: the age of that checkpoint in seconds; None if it is unknown.
+        safe_step: the step of the newest checkpoint, or of the chosen checkpoint; None if there is no checkpoint.
+        safe_age_s: the age of that checkpoint in seconds; None if the age is unknown.
         save_needed_s: about how long a save takes, in seconds; None if it is unknown, or if nothing has to be saved.
-        usable_s: how much of the grace period a save may take, in seconds.
+        usable_s: how much of the grace period a save may take, in seconds; None if nothing has to be saved.
         fits: whether a save fits; None if it is unknown, or if nothing has to be saved.
-        lost_s: work that would be lost if the save did not succeed, in seconds; None if it is unknown.
+        lost_s: the time of the steps that would be lost if the save failed, or that a resume from a chosen checkpoint
+            would repeat, in seconds; None if it is unknown.
     """
 
     action: Action
@@ -75,11 +76,12 @@ def consequence_of(
     Args:
         action: the action.
         job: the job.
-        progress: its last report.
-        output: its output location, for the sentence about its checkpoints.
+        progress: the last report of the job; None if there is no report.
+        output: the output location of the job, for the sentence about its checkpoints; None if it is unknown.
         choice: the checkpoint from which to resume; None for the newest one.
-        begins: where a job that has a process image goes on, see `NewestState.why`.
-        freeze: what it takes to freeze the job; only a freeze needs it.
+        begins: for a job with a process image: from which image or checkpoint it continues, see `NewestState.why`;
+            empty for other jobs.
+        freeze: what a freeze of the job needs; used only for `Action.FREEZE`.
     """
     is_possible, refusal = _is_possible(action, job)
     if not is_possible:
@@ -104,7 +106,7 @@ def consequence_of(
             sentences = (
                 f"The job continues from its newest checkpoint, step {job.safe_step:,}, as soon as there is room for "
                 "it.",
-                "Its files are read first. If they are damaged, the newest valid checkpoint is used.",
+                "The checkpoint is verified first. If it is damaged, the newest valid checkpoint is used.",
             )
         return Consequence(action=action, is_possible=True, sentences=sentences, safe_step=job.safe_step)
     if action is Action.FREEZE:
@@ -139,7 +141,7 @@ def consequence_of(
 
 
 def actions_of(job: Job) -> list[Action]:
-    """The actions that the job accepts in its state, without a freeze if this machine cannot freeze processes."""
+    """The actions that the job accepts in its state. `FREEZE` is left out if this machine cannot freeze processes."""
     found = [action for action in Action if _is_possible(action, job)[0]]
     return [action for action in found if action is not Action.FREEZE or is_promising()]
 
@@ -157,8 +159,8 @@ def _of_freeze(job: Job, progress: Progress | None, plan: FreezePlan | None) -> 
         action=Action.FREEZE,
         is_possible=True,
         sentences=(
-            f"All {plural(plan.num_processes, 'process')} of the job stop at one moment, go into a process image in "
-            f"{plan.folder}, and are ended. The job is then suspended.",
+            f"All {plural(plan.num_processes, 'process')} of the job stop at the same moment, are written to a "
+            f"process image in {plan.folder}, and end. The job is then suspended.",
             f"The image takes at most {format_bytes(plan.memory_bytes)}{free}{tight}.",
             "A resume restores the processes in the middle of the step, so no step is lost. If they cannot be "
             f"restored, it uses the newest checkpoint{f': {newest}' if newest else ''}.",
@@ -182,7 +184,7 @@ def _is_possible(action: Action, job: Job) -> tuple[bool, str]:
         can_freeze = isinstance(job, JobRecord) and state in FREEZABLE and not job.is_to_stop
         return can_freeze, "Only a running job of this machine can be frozen."
     if action is Action.SCALE:
-        why = "Safepoint did not submit the job, so it is not known whether it would resume."
+        why = "Safepoint did not submit the job, so it is not known whether the job would resume."
         if state.is_over:
             why = f"The job is {state}. To train further, delete it and submit it again; its checkpoints stay."
         return job.can_scale, why
@@ -233,8 +235,8 @@ def _choices(action: Action, job: Job, progress: Progress) -> list[str]:
     found: list[str] = []
     if "namespace" in job.particulars and action is not Action.DELETE:
         found.append(
-            "If you may run programs in its pods (the right pods/exec), the save comes first, takes the time that it "
-            "needs, and loses nothing."
+            "If you may run programs in its pods (the right pods/exec), the job is saved before it is stopped. This "
+            "save takes the time that it needs, and no work is lost."
         )
     interval_s = save_interval_s(progress)
     if interval_s is not None and progress.safe_time is not None and age_s(progress.safe_time) < interval_s:

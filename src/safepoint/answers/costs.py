@@ -1,4 +1,4 @@
-"""What the interruptions of a job cost: hours and money, from its events and attempts."""
+"""What the interruptions of a job cost in hours and money, computed from its events and attempts."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -33,8 +33,8 @@ def cost_document(name: str, history: JobHistory, *, price: float, interval_s: f
     Args:
         name: the name of the job.
         history: the interruptions of the job.
-        price: the price of all its machines together, for an hour.
-        interval_s: seconds between the saves of the policy that the job is compared with.
+        price: the price of all machines of the job together, for an hour.
+        interval_s: the job is compared with a job that saves at this interval, in seconds, and not on SIGTERM.
     """
     without_s, with_interval_s = history.lost_without_saves_s(), history.lost_with_interval_s(interval_s)
     seconds = {
@@ -83,7 +83,7 @@ def held_s(attempts: Sequence[AttemptRecord], *, num_slots: int) -> float:
 def waited_s(job: Job, attempts: Sequence[AttemptRecord], history: JobHistory) -> float:
     """How many seconds a job has waited for its machines: before its first attempt, and after preemptions.
 
-    A job on a cluster that has stopped may have had attempts that are not known.
+    If a job on a cluster has stopped, its attempts may be unknown. The time before its first attempt is then 0.
     """
     before_s = 0.0
     with contextlib.suppress(ValueError):

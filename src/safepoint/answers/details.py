@@ -1,4 +1,4 @@
-"""Details of a job that need further requests, or other jobs. Only `status` and the page of the job show them."""
+"""Details of a job that need further requests, or the other jobs. Only `status` and the page of the job show them."""
 
 from typing import Any
 
@@ -12,11 +12,12 @@ def details_of(jobs: JobPlace[Any], job: Any) -> dict[str, Any]:
     """The details of a job, as JSON values.
 
     Returns:
-        `queue_place`: its position among the jobs that wait, from 1; None if it does not wait or this is unknown.
+        `queue_place`: its position among the jobs that wait, from 1; None if it does not wait, or if the position is
+            unknown.
         `last_lines`, only for a job on a cluster: the last lines of the pod that failed first; empty unless the job
             has failed.
         `memory`, only for a job on a cluster: in `pods`, how many bytes of memory each pod uses; in `missing`, why
-            there are no figures.
+            the memory is not known.
     """
     if isinstance(jobs, HasDetails):
         return jobs.details_of(job)

@@ -1,4 +1,4 @@
-"""What it takes to freeze a job of this machine into a process image, before it is done."""
+"""What a freeze of a job of this machine needs: its processes, and room for the process image. It freezes nothing."""
 
 import contextlib
 from dataclasses import dataclass
@@ -15,14 +15,15 @@ from safepoint.transparent.packages import require_packages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreezePlan:
-    """What it takes to freeze a job.
+    """What a freeze of a job needs.
 
     Args:
         folder: the folder of its process images, which is deleted with the job.
-        num_processes: how many processes it has.
-        memory_bytes: their memory. Pages that several processes share count for each, so an image is smaller.
+        num_processes: how many processes the job has.
+        memory_bytes: the memory of these processes. Pages that several processes share are counted for each process,
+            so the image may be smaller.
         free_bytes: how much may still be written to the folder; None if this is not known.
-        obstacle: why this machine cannot freeze it, as a sentence; empty if it can, as far as is known.
+        obstacle: why this machine cannot freeze the job, as a sentence; empty if no obstacle is known.
     """
 
     folder: Path
@@ -33,7 +34,7 @@ class FreezePlan:
 
 
 def plan_freeze(job: JobRecord) -> FreezePlan:
-    """What it takes to freeze a job. Nothing is changed."""
+    """What a freeze of a job needs. Nothing is changed."""
     folder = images_of(job.name)
     try:
         find_criu()

@@ -23,11 +23,11 @@ def job_document(jobs: JobPlace[Any], job: Job) -> dict[str, Any]:
 
 
 def document_of(job: Job, progress: Progress | None, output: str | None) -> dict[str, Any]:
-    """The job as a JSON document, from what was read.
+    """The job as a JSON document, made from values that were read before.
 
     Args:
         job: the job.
-        progress: its last report.
+        progress: its last report; None if there is no report.
         output: its output location; None if it is unknown.
     """
     return {
@@ -71,7 +71,7 @@ def log_document(line: LogLine) -> dict[str, str]:
 
 
 def figures_of(detail: Mapping[str, object]) -> list[str]:
-    """The values of an event that a person wants to see, in words."""
+    """The values of an event that a person wants to see, as phrases such as `step 100`."""
     choice = [str(detail["choice"]).replace("_", " ")] if detail.get("choice") is not None else []
     names = ("object", "step", "attempt", "exit_code", "safe_step", "path")
     shown = [key for key in names if detail.get(key) is not None]

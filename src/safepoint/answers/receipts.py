@@ -1,4 +1,4 @@
-"""The receipt of a suspension: for a job of this machine from its checkpoint, and for every job as facts in words."""
+"""Makes the receipt of a suspension from the checkpoint of a job of this machine, and puts any receipt into words."""
 
 import json
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from safepoint.jobs.model.records import JobRecord
 
 
 def receipt_of(job: JobRecord, output: str | None) -> Receipt | None:
-    """Which checkpoint a suspension of a job of this machine has saved, and its digest; None if there is none.
+    """The checkpoint that a suspension has saved, with the digest of its manifest; None if there is no complete one.
 
-    The names and sizes of its files are compared with its manifest; their contents are not read.
+    The names and sizes of the files are compared with the manifest; the contents of the files are not read.
     """
     if output is None or job.safe_step is None:
         return None

@@ -11,11 +11,11 @@ from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, State
 
 SILENT_S = 300.0
-"""A training makes no progress if it has not reported for this time and for the duration of ten steps."""
+"""If the last report of a training is older than this, and older than ten steps take, the job needs attention."""
 _LONG_PREEMPTED_S = 3600.0
 _STEPS_OF_SILENCE = 10
 _LATE = 2.0
-"""A save is late when the newest one is older than this multiple of the time between saves."""
+"""A save is late if the newest save is older than this multiple of the time between saves."""
 
 
 class Urgency(enum.IntEnum):
@@ -40,7 +40,7 @@ class Attention:
     reasons: tuple[str, ...] = ()
 
     def with_problem(self, reason: str) -> "Attention":
-        """The same with one more reason, which is a problem."""
+        """A copy with one more reason, whose urgency is `PROBLEM`."""
         return Attention(urgency=Urgency.PROBLEM, reasons=(reason, *self.reasons))
 
 
@@ -49,7 +49,7 @@ def attention_of(job: Summary, progress: Progress | None, *, changed: str | None
 
     Args:
         job: the job.
-        progress: its last report.
+        progress: its last report; None if there is no report.
         changed: when its state last changed, RFC 3339 UTC; None if this is unknown.
     """
     found: list[tuple[Urgency, str]] = []
@@ -84,7 +84,7 @@ def _of_running(progress: Progress) -> list[tuple[Urgency, str]]:
 
 
 def save_interval_s(progress: Progress) -> float | None:
-    """The mean time between the saves of this start of the ranks, in seconds; None before its second save."""
+    """The mean time between saves since the newest start of the ranks, in seconds; None before the second save."""
     if progress.saves.count < 2 or progress.safe_time is None or not progress.started:
         return None
     try:
@@ -102,8 +102,9 @@ def sentence_of(
 
     Args:
         job: the job.
-        progress: its last report.
-        queue_place: its position among the jobs that wait, from 1; None if it does not wait or this is unknown.
+        progress: its last report; None if there is no report.
+        queue_place: its position among the jobs that wait, from 1; None if it does not wait, or if the position is
+            unknown.
         verified_s: how long its last resume took to verify the checkpoint, in seconds; None if this is not known.
     """
     why = job.message.rstrip(".")

@@ -39,7 +39,8 @@ def manifest_of(record: Record) -> Manifest:
 
 
 class FileRecord(Protocol):
-    """What a commit needs of a record: a `Manifest`, a `NodePart`, or the manifest of a process image."""
+    """The attributes of a record that a commit uses. A record is a `Manifest`, a `NodePart`, or the manifest of a
+    process image."""
 
     file_name: ClassVar[str]
     """The name of the record's own file."""
@@ -164,7 +165,7 @@ class FolderDestination:
             files.write_atomic(self.source / record.file_name, record.to_bytes(), durable=True)
 
     def publish(self) -> None:
-        """See `Destination`. If another program has put a checkpoint at `target`, it is moved aside, not deleted."""
+        """See `Destination`. A checkpoint that another program has put at `target` is moved aside, not deleted."""
         if lacks_record(self.target) and os.listdir(self.target):
             # Raise an error if the checkpoint cannot be moved, because the code below would delete it.
             for reason in set_aside(self.target.parent, [self.target]).left.values():
@@ -188,10 +189,11 @@ class FolderDestination:
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` a second name of the file `source`. If that is not possible, copy the file.
 
-    It is not possible on a file system without hard links, and if the kernel refuses a link to another user's file.
+    A second name is not possible on a file system without hard links. The kernel may also refuse a link to another
+    user's file.
 
     Raises:
-        OSError: the file cannot be copied, or it would fill the disk: the source may be a hole of any size.
+        OSError: the file cannot be copied, or the copy would fill the disk. (A sparse source may have any size.)
     """
     try:
         no_links.link(source, target)

@@ -1,4 +1,4 @@
-"""Shows checkpoints, for the commands about checkpoints: lines for a person, values for JSON."""
+"""The output of the commands about checkpoints: lines for a person, and values for JSON."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
@@ -86,7 +86,7 @@ def repair_answers(found: Repair, *, drop_damaged: bool, dry_run: bool) -> tuple
     lines += [f"kept {printable(path)}: it is not in the manifest" for path in found.strays]
     fate = f"moved to {found.moved_to}" if found.moved_to else "deleted"
     if dry_run or not drop_damaged:
-        fate = "would be removed" if drop_damaged else "kept; see --drop-damaged"
+        fate = "would be removed" if drop_damaged else "kept; --drop-damaged removes it"
     reasons = {item.where: reason for item, reason in found.failed}
     for item in found.damaged:
         reason = reasons.pop(item.where, None)
@@ -128,7 +128,7 @@ def show_reading(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
 
 
 def sentence_of(change: Change) -> str:
-    """A difference between two checkpoints, as a line."""
+    """One difference between two checkpoints, as a line of text."""
     name, before, after = printable(change.name), printable(change.before), printable(change.after)
     if not before:
         return f"+ {name}: {after}"

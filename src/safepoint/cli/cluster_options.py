@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 THIS_MACHINE = "local"
-"""The value of `--on` that means this machine. A user needs it only if the settings have a default place."""
+"""The value of `--on` that means this machine. A user needs this value only if the settings have a default place."""
 SHORT_S = 3.0
-"""How long a failing request to the default place is repeated, in seconds, if the command does not name a place."""
+"""If a command names no place, a failing request to the default place is repeated for this time, in seconds."""
 
 _PLACE = (
     "The cluster: the NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or "
     "`.` for the current context. `local` means this machine."
 )
-_OF_JOB = "this machine or your default place, whichever has the job"
+_OF_JOB = "this machine or your default place, wherever the job is"
 On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
 OnOfJob = Annotated[
     str | None,
@@ -47,7 +47,7 @@ OnOfList = Annotated[
 ]
 OnOfWatch = Annotated[
     str | None,
-    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default=f"this machine; with JOB, {_OF_JOB}"),
+    typer.Option("--on", metavar="PLACE", help=_PLACE, show_default=f"this machine; with JOB: {_OF_JOB}"),
 ]
 Namespace = Annotated[
     str | None,
@@ -65,15 +65,15 @@ def open_jobs(
 ) -> Generator[JobPlace[Any]]:
     """The jobs of the place that `on` names.
 
-    If `on` is None, the jobs are those of this machine. If the settings have a default place, there are two
-    exceptions. With `namespace`, the jobs are those of the default place. With `name`, the jobs are those of the
-    place that has this job.
+    If `on` is None, the place is this machine. If the settings have a default place, there are two exceptions. With
+    `namespace`, the place is the default place. With `name`, it is the place that has this job.
 
     Args:
         on: the place, as the option `--on` names it.
         namespace: the namespace of the cluster.
         name: the job that the command names.
-        within_s: for how long requests are repeated while a cluster is busy or out of reach; None for the default.
+        within_s: if the cluster is busy or out of reach, requests are repeated for this number of seconds; None for
+            the default.
 
     Raises:
         ConflictError: both this machine and the default place have a job of this name.
@@ -98,8 +98,8 @@ def open_jobs(
 def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
     """The values of `--on` for the places whose jobs `safepoint list` shows.
 
-    If an option is given, the only place is the one that the options name. Without options, the places are this
-    machine and, if the settings have one, the default place.
+    If an option is given, the list has only the place that the options name. Without options, the list has this
+    machine and, if the settings have a default place, also the default place.
     """
     default = Configuration.of_user().default_place
     if on is not None or namespace is not None or default is None:
@@ -183,11 +183,11 @@ class SubmitOptions:
         queue: the name of Kueue's LocalQueue.
         priority_class: the name of Kueue's WorkloadPriorityClass.
         runtime: the name of the training runtime.
-        image: the container image of the pods; None for that of the runtime.
+        image: the container image of the pods; None for the image of the runtime.
         memory: the memory of each pod, as Kubernetes writes it, such as `32Gi`.
         code: a folder whose files are sent to the pods.
-        local_limit: with an object store, the size limit of the local folder for checkpoints, or `none`; None for
-            that of the plan.
+        local_limit: with an object store, the size limit of the local folder for checkpoints, or `none` for no
+            limit; None for a limit that is computed from the model, if the model is known.
         shared_memory: the size limit of /dev/shm in each pod; None for the memory of the pod.
         is_dry_run: print the Kubernetes objects of the job, and create nothing.
     """
@@ -225,6 +225,9 @@ def _refuse(options: Mapping[str, object], where: str, *, hint: str) -> None:
 
 
 def given_options(context: typer.Context) -> frozenset[str]:
-    """The names of the parameters that the command line, a variable or a file sets, even if to the default value."""
+    """The names of the parameters that the command line, a variable or a file sets.
+
+    A parameter that is set to its default value is included.
+    """
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return frozenset(name for name, source in sources.items() if source is not None and source.name != "DEFAULT")

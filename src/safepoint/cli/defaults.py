@@ -1,11 +1,12 @@
 """The values that settings files and variables give to the options of a command.
 
-The value of an option comes from the first of these that sets it: the command line, the option's environment
-variable, the settings files in their order, the default. `submit` also reads the table `[run]`, and with `--on NAME`
-the table `[places.NAME]`. `[places.NAME]` overrides `[submit]`, and `[submit]` overrides `[run]`, also if these
-tables are in different files. A file cannot set `--json`, because programs rely on the form of the output. A file
-also cannot set a flag that has neither a variable nor a form `--no-…`: neither a variable nor the command line could
-then override the file.
+The value of an option comes from the first source that sets the option. The order of the sources is: the command
+line, the option's environment variable, the settings files in their order, the default. `submit` also reads the table
+`[run]`, and with `--on NAME` the table `[places.NAME]`. `[places.NAME]` overrides `[submit]`, and `[submit]`
+overrides `[run]`, even if these tables are in different files.
+
+A file cannot set `--json`, because programs rely on the form of the output. A file also cannot set a flag that has no
+variable and no form `--no-…`, because a user could not override the file.
 """
 
 import os
@@ -33,7 +34,7 @@ In that table, options that the reading command does not have are ignored.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """The value that an option has when it is not typed.
+    """The value of an option that is not on the command line.
 
     Args:
         option: its name, without leading dashes.
@@ -83,7 +84,8 @@ def default_map(invocation: Invocation) -> dict[str, Any]:
 
 
 def place_of(invocation: Invocation, configuration: Configuration) -> str | None:
-    """The value of `--on` for `submit`, typed or from a file; None if neither sets it, and for other commands."""
+    """The value of `--on` for `submit`, from the command line or a file. None if `--on` is not set, and for other
+    commands."""
     if invocation.names != _SUBMIT:
         return None
     if (typed := invocation.options.get("--on")) is not None:
@@ -103,7 +105,7 @@ def _place_values(root: LazyGroup, configuration: Configuration, name: str) -> d
 
 
 def check_places(configuration: Configuration, root: LazyGroup) -> None:
-    """Check the options that places set. With a mistyped option, a command could use the wrong cluster.
+    """Check the options that places set. If an option was mistyped, a command could use the wrong cluster.
 
     Raises:
         UsageError: `submit` does not have the option, or the value is invalid.
@@ -151,12 +153,12 @@ def effective(
 
 
 def origins_of(context: typer.Context, names: tuple[str, ...]) -> dict[str, str]:
-    """Where the options of a running command are set: the option itself, the variable, or the file and the line.
+    """What sets each option of a running command: the option itself, a variable, or a file with its line.
 
     Options that have their defaults are left out.
 
     Args:
-        context: of the command.
+        context: the context of the command.
         names: the names of the command, such as `submit`.
     """
     root: Any = context.find_root().command

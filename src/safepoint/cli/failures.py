@@ -1,7 +1,7 @@
 """Reports the failure of a command: one line for a person, or one JSON document for a program, and an exit code.
 
-Promises: with `--json` among the command's options, the last line on stderr of every failure is
-`{"type": "exit_error", "code": …, "message": …, "hint": …}`. That includes invalid arguments, an invalid settings
+Promises: if the command has the option `--json`, the last line on stderr of every failure is
+`{"type": "exit_error", "code": …, "message": …, "hint": …}`. Failures include invalid arguments, an invalid settings
 file, output that cannot be written, and bugs of Safepoint. If the program that reads stdout ends early, as `head`
 does, the command ends without a message.
 """
@@ -106,7 +106,7 @@ def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
 
 
 def explain(error: Exception) -> tuple[ExitCode, SafepointError] | None:
-    """The exit code and the message for an error whose cause is outside Safepoint's code; None for any other."""
+    """The exit code and the message for an error whose cause is outside Safepoint's code; None for other errors."""
     if isinstance(error, SafepointError):
         # If a store or a cluster refuses the identity, a command ends with 12, and a training with 13.
         return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code, error
@@ -156,7 +156,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
 
 
 def _can_be_written() -> bool:
-    """Whether stdout can be written. This writes an empty line to stdout, which a person sees before the error."""
+    """Whether stdout can be written. The check writes an empty line to stdout, before the error message."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -166,7 +166,7 @@ def _can_be_written() -> bool:
 
 
 def _forget_unwritten() -> None:
-    """Discard buffered output that cannot be written. Otherwise the interpreter reports an error when it exits."""
+    """Discard buffered output that cannot be written, so that the interpreter reports no error when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:

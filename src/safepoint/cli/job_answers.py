@@ -17,7 +17,7 @@ from safepoint.progress.record import Progress, SpaceRecord
 HEAD = ("JOB", "STATE", "AGE", "STEP", "DONE", "LEFT", "LOSS", "SAFE STEP", "COMMAND")
 _COMMAND_WIDTH = 48
 _OWN_PACE = {JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED, JobState.COMPLETE, JobState.FAILED}
-"""In these states, the pace that the progress contains comes from the newest attempt."""
+"""In these states, the pace in the progress is the pace of the newest attempt."""
 _SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
 """The states for which a list does not show the reason."""
 _MOST_REASON = 60
@@ -77,7 +77,7 @@ def page(
         attempts: its attempts, oldest first.
         output: its output location, or None if it is unknown.
         starts: one line for each of its last starts; see `timed_starts`.
-        details: what only this page shows; see `HasDetails`.
+        details: facts that only this page shows; see `HasDetails`.
         options: appended to the commands that the page suggests.
     """
     size = plural(job.num_nodes, "node")
@@ -146,7 +146,10 @@ def _space(found: SpaceRecord) -> str:
 
 
 def timed_starts(events: Sequence[JobEvent]) -> list[str]:
-    """One line for each of the last starts of a job's ranks: the time of the start, and when each phase was over."""
+    """One line for each of the last starts of a job's ranks.
+
+    A line has the time of the start and, for each phase, the seconds after which the phase was over.
+    """
     lines: list[str] = []
     for event in events:
         if event.name == "start_timed":

@@ -81,7 +81,10 @@ def walk(root: LazyGroup, *names: str) -> Iterator[tuple[tuple[str, ...], TyperC
 
 
 def keep_pydantic_out(command: Command) -> None:
-    """Set the default of flags without a default to False. Otherwise Typer imports pydantic, which takes 0.1 s."""
+    """Set the default of flags without a default to False.
+
+    For a flag without a default, Typer imports pydantic. This import takes 0.1 s.
+    """
     for param in command.get_params(typer.Context(command)):
         if isinstance(param, TyperOption) and param.is_bool_flag:
             param.default = param.default or False
@@ -96,7 +99,7 @@ class Invocation:
         arguments: the command line after `safepoint`.
         names: the names of the command's groups, then its own name; empty when the command line names no command.
         options: the typed options with their values. Each option is listed under all its names: `-v` also as
-            `--verbose`. If the command line names no command: all arguments.
+            `--verbose`. If the command line names no command, the mapping has all arguments.
     """
 
     root: LazyGroup
@@ -126,7 +129,7 @@ class Invocation:
 def typed_options(command: Command, arguments: Sequence[str]) -> dict[str, Any]:
     """The options that `arguments` set, with their values. Each option is listed under all its names.
 
-    Unknown options and those of the user's program are ignored.
+    Unknown options, and options of the user's program, are ignored.
     """
     context = typer.Context(command, resilient_parsing=True, ignore_unknown_options=True)
     values, _, _ = command.make_parser(context).parse_args(list(arguments))

@@ -48,7 +48,8 @@ def open_place(text: str) -> tuple[Inventory, str | None]:
     """Open a location.
 
     Returns:
-        What is in the location, and the name of the checkpoint if `text` names a single one, otherwise None.
+        The content of the location, and the name of the checkpoint that `text` names; None in place of the name if
+        `text` does not name a single checkpoint.
 
     Raises:
         UsageError: `text` is not a location.
@@ -61,7 +62,10 @@ def open_place(text: str) -> tuple[Inventory, str | None]:
 
 
 def pick(inventory: Inventory, name: str | None) -> Item:
-    """The checkpoint of this name; without a name, the newest one that counts. A warning lists newer ones."""
+    """The checkpoint of this name. Without a name: the newest checkpoint that counts (`Item.counts`).
+
+    Without a name, a warning lists newer checkpoints that do not count.
+    """
     item = inventory.item(name)
     if name is None:
         newer = itertools.takewhile(lambda other: other.name != item.name, inventory.items())

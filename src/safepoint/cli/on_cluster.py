@@ -47,10 +47,15 @@ def spec_of(
 
     Args:
         program: the script or module, and its arguments.
-        options: the options that have an effect on a cluster only.
+        options: the options for jobs on a cluster only.
         settings: the options of the run.
-        given: the names of the options that are set, even if to the default value; see `given_options`.
-        name: see `ClusterSpec`, which also describes the arguments after this one.
+        given: the names of the options that are set, including options that are set to their defaults; see
+            `given_options`.
+        ranks: the number of ranks in each pod, or `auto`, `cpu` or `gpu`.
+        cpu: CPU cores of each pod.
+        gpu: GPUs of each pod.
+
+    `ClusterSpec` describes the other arguments.
 
     Raises:
         UsageError: the script or the folder of `--code` cannot be read, or an option is invalid.
@@ -103,7 +108,8 @@ def zip_of(folder: Path) -> bytes:
     The same files give the same bytes.
 
     Raises:
-        UsageError: `folder` is not a folder, a file in it cannot be read, or a link in it leads out of it.
+        UsageError: `folder` is not a folder. Its files together are too large. A file cannot be read, has a name that
+            cannot be printed, or is a link to a file outside of the folder.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -134,8 +140,8 @@ def zip_of(folder: Path) -> bytes:
 def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[bytes, bool]:
     """The content of a file of the folder, and whether it is a program.
 
-    The check whether the file is inside the folder uses the opened file, because another user may replace the path by
-    a link after an earlier check.
+    The file is opened first, and then checked: it must be inside the folder. If the path were checked first, another
+    user could replace it by a link before it is opened.
     """
     try:
         descriptor = os.open(folder / inner, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -144,7 +150,7 @@ def _read_inside(folder: Path, root: Path, inner: Path, left: int) -> tuple[byte
             if not place.is_relative_to(root) or not stat.S_ISREG(status.st_mode):
                 raise UsageError(
                     f"--code {folder}: {inner} is a link to {place}, outside the folder; nothing was sent",
-                    hint="replace the link with its file if the job needs it; otherwise delete the link",
+                    hint="if the job needs the file, replace the link with the file; if not, delete the link",
                 )
             data = file.read(left + 1) if status.st_size <= left else b""
     except OSError as error:
@@ -192,7 +198,7 @@ def _print_objects(objects: list[Object], *, as_json: bool) -> None:
         {**item, "stringData": dict.fromkeys(item["stringData"], "…")} if "stringData" in item else item
         for item in objects
     ]
-    # The objects are last, so that the output can still be applied.
+    # These lines are comments of YAML, so the output stays valid YAML.
     for text in planned_in(read_record(texts(objects[-1], "metadata", "annotations").get(RECORD))):
         typer.echo(f"# {printable(text)}")
     typer.echo("---\n".join(yaml.safe_dump(item, sort_keys=False) for item in shown).rstrip())

@@ -24,7 +24,7 @@ def print_answer(
     lines: Sequence[str],
     colours: Mapping[str, str] | None = None,
 ) -> None:
-    """Print the document, or the list of documents, with `--json`; otherwise print `lines`.
+    """Print the document or the list of documents with `--json`, and `lines` without it.
 
     Args:
         as_json: whether `--json` was given.
@@ -60,10 +60,10 @@ def print_warning(text: str) -> None:
 
 
 def write_file(path: Path, data: bytes, *, option: str) -> None:
-    """Write a file that the user has named, so that it appears whole or not at all.
+    """Write a file that the user has named, whole or not at all.
 
-    The new file takes the place of what was there. If that was a device, it would be lost: as root, `-o /dev/null`
-    would turn /dev/null into a file. So only a regular file is replaced.
+    Only a regular file is replaced. If devices were replaced too, `-o /dev/null` as root would replace the device
+    /dev/null with a file.
 
     Args:
         path: the file.
@@ -71,7 +71,7 @@ def write_file(path: Path, data: bytes, *, option: str) -> None:
         option: the option that names the file, for messages.
 
     Raises:
-        StorageError: there is something else at the path, or the file cannot be written.
+        StorageError: the path exists and is not a regular file, or the file cannot be written.
     """
     hint = f"give another path with {option}"
     try:

@@ -26,7 +26,7 @@ class ClusterStorage:
 
     Args:
         on: the place, as the option `--on` names it.
-        namespace: the namespace; None for that of the place.
+        namespace: the namespace; None for the namespace of the place.
         connection: the name of the Secret with the credentials; None if no Secret is used.
         env: environment variables of the job.
     """
@@ -80,7 +80,7 @@ def find_place(context: typer.Context, text: str) -> str:
 
 
 def _note_cluster(context: typer.Context, jobs: object, name: str) -> str | None:
-    """Put the cluster, the Secret and the variables of a job on a cluster into the context, for the command.
+    """Record the cluster, the Secret and the variables of a cluster's job in the context of the command.
 
     Returns:
         The output location of the job; None if it is not known.

@@ -30,11 +30,11 @@ from safepoint.dashboard.work import Works
 from safepoint.errors import SafepointError
 
 _STATIC = Path(__file__).parent / "static"
-_SHARED = ("safepoint.presentation", "static")
 _LEAST_COMPRESSED_BYTES = 1024
 _MOST_THREADS = 32
 _OUTPUTS, _READS = (8, 2), (24, 6)
-"""How many outputs are read, and how many reads run: of all sessions, and of each. Other threads make the pages."""
+"""How many outputs are read at a time, and how many reads run at a time: for all sessions together, and for each
+session. The other threads make the pages."""
 
 
 async def _live(request: Request) -> Response:
@@ -70,10 +70,11 @@ def make_application(
 
     Args:
         settings: the options of the dashboard.
-        openers: for each place, as `--on` names it, a function that opens its jobs.
+        openers: the name of each place in `--on` → a function that opens the jobs of this place.
         sessions: the links and cookies.
         link_used: called with the role of each link that was used.
-        started: called just before the server answers requests. From then on, signals end the server in order.
+        started: called just before the server answers requests. From then on, SIGINT and SIGTERM end the server in an
+            orderly way.
     """
     places = Places(openers)
     live = Live(places)

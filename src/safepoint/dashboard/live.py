@@ -1,6 +1,7 @@
-"""Reports changes to open pages as server-sent events. A change is the key of a job; its content is read by the page.
+"""Reports changes to open pages as server-sent events. An event has only the keys of what has changed.
 
-While no page is open, nothing is read.
+The key of a job is its place and name. After an event, a page reads what it shows. Each place is read once at the
+start, and later only while a page is open.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ _LOOK_EVERY_S = 0.5
 _LOOK_AT_CLUSTER_EVERY_S = 3.0
 _ALIVE_EVERY_S = 15.0
 _STREAM_LASTS_S = 600.0
-"""After this time a stream ends, and the page opens another one. This request is checked as all are: a session that
-has ended receives nothing more."""
+"""After this time, a stream ends, and the page requests another stream. The request is checked like any other, so a
+session that has ended receives nothing more."""
 _MOST_PENDING = 1000
 
 
@@ -38,7 +39,7 @@ class Live:
         self._threads: list[threading.Thread] = []
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the threads that look for changes; they wait until a page is open."""
+        """Start the threads that look for changes. Each reads its place once, and then waits until a page is open."""
         self._loop = loop
         for reader in self._places.readers.values():
             thread = threading.Thread(
@@ -61,7 +62,7 @@ class Live:
             loop.call_soon_threadsafe(self._distribute, list(keys))
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The events for one page, until it is closed, or for ten minutes."""
+        """The events for one page, until the page is closed, but for at most ten minutes."""
         until_s = clock.monotonic_s() + _STREAM_LASTS_S
         queue: asyncio.Queue[str] = asyncio.Queue(maxsize=_MOST_PENDING)
         self._subscribers.add(queue)
@@ -86,7 +87,7 @@ class Live:
     def _distribute(self, keys: list[str]) -> None:
         for queue in self._subscribers:
             for key in keys:
-                if not queue.full():  # a page that reads too slowly sees the next change
+                if not queue.full():  # a page that reads too slowly misses this change
                     queue.put_nowait(key)
 
     def _look(self, reader: PlaceReader) -> None:

@@ -1,7 +1,7 @@
 """Responses of the dashboard: a page or its JSON document, and refusals.
 
-Pages and documents are made on threads: texts that strangers have written are searched for passwords, and that may
-take long. Other requests are answered meanwhile.
+Texts that strangers have written are searched for passwords, which may take long. So pages and documents are made on
+threads, and other requests are answered meanwhile.
 """
 
 import asyncio
@@ -75,9 +75,9 @@ async def respond(
     Args:
         request: the request.
         template: the template of the page.
-        document: the response for a program, without the version.
+        document: the response as JSON values, without the version.
         status: the HTTP status.
-        values: what the template shows.
+        values: the values that the template shows.
     """
     if request.state.wants_json:
         return await json_response(document, status=status)
@@ -91,7 +91,7 @@ async def respond(
 
 
 async def json_response(document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, status: int = 200) -> Response:
-    """The document with its version, in the form in which a command prints it with `--json`."""
+    """The document with its version, as a command prints it with `--json`."""
     text = await asyncio.to_thread(_json_of, document)
     return Response(text, status_code=status, media_type="application/json", headers={"vary": "Accept"})
 

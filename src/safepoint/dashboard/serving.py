@@ -20,8 +20,8 @@ from safepoint.jobs.local.paths import state_folder
 _END_WITHIN_S = 2
 _MOST_CONNECTIONS = 256
 _MOST_HEADER_BYTES = 1 << 20
-"""A browser keeps up to 180 cookies of 4 KiB for an address, and sends them to all ports. With a lower limit, a page
-of another program at this address could keep the person from the dashboard."""
+"""A browser keeps up to 180 cookies of 4 KiB for an address, and sends them to all ports. If this limit were lower,
+another program at this address could set so many cookies that the server refuses the browser's requests."""
 
 
 def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Callable[[str], None]) -> None:
@@ -29,11 +29,11 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
 
     Args:
         settings: the options.
-        openers: for each place, as `--on` names it, a function that opens its jobs.
-        show: called with each line for the person who has started the dashboard.
+        openers: the name of each place in `--on` → a function that opens the jobs of this place.
+        show: prints a line for the person who has started the dashboard.
 
     Raises:
-        ConflictError: the address is in use, or is not one of this machine.
+        ConflictError: the address is in use, or is not an address of this machine.
         StorageError: the key that signs cookies cannot be read or written.
     """
     sessions = Sessions(load_key(state_folder() / "dashboard.key"), is_read_only=settings.is_read_only)
@@ -87,6 +87,6 @@ def _listen(settings: DashboardSettings) -> BoundedListener:
         raise ConflictError(
             f"the dashboard cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; "
             "nothing was started",
-            hint="give another --port, or leave it out for any free one",
+            hint="give another --port, or leave out --port to use any free port",
         ) from error
     return listener

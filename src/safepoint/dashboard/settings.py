@@ -1,4 +1,4 @@
-"""The options of the dashboard. Invalid ones are refused before the dashboard listens."""
+"""The options of the dashboard. Invalid options are refused before the dashboard listens."""
 
 import ipaddress
 import math
@@ -26,23 +26,23 @@ class DashboardSettings:
 
     Args:
         host: the address to listen on.
-        port: the port; 0 for any free port. When the dashboard has ended, another user can listen on its port, and
-            answer a page that is still open. If a later dashboard has the same port, a script in this answer can do
-            there everything that the person may do.
+        port: the port; 0 for any free port. After the dashboard has ended, a program of another user can listen on
+            its port, and answer a page that is still open. If a later dashboard uses the same port, a script in this
+            answer can do everything in the later dashboard that the person may do.
         is_read_only: whether every visitor may only read.
-        tls_certificate: a PEM file with the certificate; with `tls_key`, the dashboard answers over TLS.
-        tls_key: a PEM file with the key of the certificate.
+        tls_certificate: a PEM file with the certificate; None to answer without TLS.
+        tls_key: a PEM file with the key of the certificate; None to answer without TLS.
         names: further names by which browsers reach the dashboard, as in the Host header, without the port.
-        proxies: the addresses of proxies that sign users in, and name the user in a header.
-        proxy_users: the numbers of users, besides you and root, that a proxy on this machine may run as.
+        proxies: the addresses of the proxies that sign users in. They name the user in a header.
+        proxy_users: the user IDs that a proxy on this machine may have, besides your user ID and 0.
         user_header: the header in which a proxy names the user.
-        operators: the users of a proxy who may change something.
+        operators: the users who may change something, as a proxy names them.
         gpu_price: the price of an hour of a GPU, in any currency; 0 if it is not known.
         cpu_price: the price of an hour of a processor core, for jobs without GPUs; 0 if it is not known.
-        bucket_sizes: locations in object stores, each with how many bytes may be stored below it.
+        bucket_sizes: location in an object store → how many bytes may be stored below it.
 
     Raises:
-        UsageError: an option is invalid, or the dashboard would be reachable without TLS.
+        UsageError: an option is invalid, or other machines could reach the dashboard without TLS.
     """
 
     host: str = "127.0.0.1"
@@ -72,7 +72,7 @@ class DashboardSettings:
                 _check_trusted(path)
         if not self.is_loopback and not self.has_tls:
             raise UsageError(
-                f"--host {self.host} can be reached from other machines, which could read the cookies without TLS; "
+                f"--host {self.host} can be reached from other machines; without TLS, they could read the cookies; "
                 "nothing was started",
                 hint="give --tls-certificate and --tls-key, or listen on 127.0.0.1 behind a proxy or an SSH tunnel",
             )
@@ -120,8 +120,8 @@ class DashboardSettings:
         """The price of a slot for an hour; 0 if it is not known.
 
         Args:
-            unit: the kind of the slot, see `JobCost`. A rank, whose device is not known, has the price of a GPU or,
-                if only cores have a price, that of a core.
+            unit: the kind of the slot, see `JobCost`. The device of a `rank` is not known: it has the price of a
+                GPU, or the price of a core if GPUs have no price.
         """
         return self.cpu_price if unit == "CPU" else self.gpu_price or (self.cpu_price if unit == "rank" else 0.0)
 
@@ -141,7 +141,7 @@ class DashboardSettings:
         """
         name, colon, port = host.partition(":")
         if name.lower() == "localhost" and not self.has_tls:
-            # Browsers try ::1 first, where a program of another user may listen, and would get the link.
+            # For `localhost`, browsers try ::1 first. A program of another user may listen there, and get the link.
             name = "127.0.0.1"
         return f"{'https' if self.has_tls else 'http'}://{name}{colon}{port}"
 
@@ -175,10 +175,13 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def user_numbers(texts: Sequence[str]) -> tuple[int, ...]:
-    """The numbers of users of this machine.
+    """The IDs of users of this machine.
+
+    Args:
+        texts: each the name or the ID of a user.
 
     Raises:
-        UsageError: there is no user of such a name.
+        UsageError: this machine has no user of a name.
     """
     found: list[int] = []
     for text in texts:
@@ -193,7 +196,7 @@ def user_numbers(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def bucket_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """Locations in object stores, each with how many bytes may be stored below it.
+    """Location in an object store → how many bytes may be stored below it.
 
     Args:
         texts: each a location, `=` and a size, such as `s3://models/team=2T`.
@@ -214,7 +217,7 @@ def bucket_sizes(texts: Sequence[str]) -> dict[str, int]:
         if not location.is_remote:
             raise UsageError(
                 f"--bucket-size names {location}, which is not in an object store; nothing was started",
-                hint="leave it out: the size of a folder is that of its disk",
+                hint="leave it out: for a folder, the size of the disk is used",
             )
         found[str(location)] = num_bytes
     return found

@@ -1,4 +1,4 @@
-"""Actions that take longer than a request: each runs on a thread, and its page shows the result.
+"""Actions that take longer than a request. Each action runs on a thread, and a page of its own shows the result.
 
 Promises: an action that was begun is completed even if the browser is closed. If the dashboard ends, a request to a
 job of this machine stays in effect, because the job's supervisor carries it out.
@@ -42,12 +42,12 @@ class Work:
     """One action.
 
     Args:
-        number: identifies it.
+        number: identifies the action.
         title: what is done, such as `suspend tiny`.
-        back: the path of the page from which it was requested.
-        by: who requested it.
-        begun: RFC 3339 UTC.
-        ended: RFC 3339 UTC; None while it runs.
+        back: the path of the page from which the action was requested.
+        by: who requested the action.
+        begun: when the action began, RFC 3339 UTC.
+        ended: when the action ended, RFC 3339 UTC; None while it runs.
         outcome: its result; None while it runs, and if it failed.
         failure: why it failed; empty if it did not fail.
         hint: what the visitor can do about the failure.
@@ -85,15 +85,15 @@ class Work:
 
 
 class Works:
-    """The actions of this dashboard, newest last; old ones are dropped.
+    """The actions of this dashboard, newest last. The oldest ended actions are dropped.
 
     Args:
-        changed: called when an action has ended, on its thread.
+        changed: called with `actions/<number>` when an action has ended, on the thread of the action.
     """
 
     def __init__(self, changed: Callable[[str], None]) -> None:
         self._changed = changed
-        # A page that was opened before a restart must not show the action of another page under its own number.
+        # The first number is random: a page from before a restart must not show a later action under the same number.
         self._numbers = itertools.count(secrets.randbelow(_FIRST_NUMBERS) + 1)
         self._works: dict[int, Work] = {}
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Checks whether a save fits in the grace period.
 
-A save is expected to take as long as the longest of the last saves. Without earlier saves, its duration is estimated
-from the size of a checkpoint and the speed of the disk.
+A save is expected to take as long as the longest of the last saves. If there are no earlier saves, its duration is
+estimated from the size of a checkpoint and the speed of the disk.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class History:
 
 
 def look_at_history(folder: Path) -> History:
-    """Read the records of a folder. Without records, all values are None."""
+    """Read the records of a folder. If there are no records, all values are None."""
     output = OutputFolder(folder)
     try:
         newest = next((manifest for _, manifest in output.manifests()), None)

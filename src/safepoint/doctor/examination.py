@@ -27,7 +27,7 @@ def examine(place: OutputPlace | None, *, grace_s: float, margin_s: float, image
     """Run all checks.
 
     Args:
-        place: the output location; None skips the checks that need one.
+        place: the output location; None to skip the checks that need an output location.
         grace_s: the grace period.
         margin_s: how long before the end of the grace period all processes must have exited.
         images: the folder below which the process images of jobs are.

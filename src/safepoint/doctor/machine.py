@@ -95,7 +95,7 @@ def judge_open_files() -> Finding:
 
 
 def judge_clock(ahead_s: float | None) -> Finding:
-    """Compare the clock of this machine with that of the output location; a difference is a warning.
+    """Compare the clocks of this machine and of the output location. A difference of over 30 s is a warning.
 
     The result also says whether a time service sets the clock. A missing time service is not a warning.
 

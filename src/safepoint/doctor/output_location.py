@@ -45,7 +45,7 @@ class Disk:
 
 
 def look_at_folder(folder: Path) -> Disk:
-    """Write for about a second to a file without a name, which disappears when it is closed.
+    """Test the folder: write for about a second to a file without a name. The file disappears when it is closed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -133,7 +133,7 @@ def judge_folder(disk: Disk | str, folder: Path, state_bytes: int | None) -> Fin
             check=check,
             status=Status.FAILURE if state_bytes is not None else Status.WARNING,
             found=found,
-            why="a new checkpoint must be complete before the previous one is deleted",
+            why="a new checkpoint must be complete before the previous checkpoint is deleted",
             fix=f"free {format_bytes(needed_bytes - disk.free_bytes)}, or use a folder on another disk",
         )
     if not disk.has_locks:

@@ -1,6 +1,6 @@
-"""Checks what process images need. Trainings need none of it, so a missing CRIU is not an error.
+"""Checks the requirements of process images. Trainings do not need process images, so a missing CRIU is not an error.
 
-Features are tested, because a kernel, a container or a file system can refuse what its version promises.
+Each feature is tried out, because a kernel, a container or a file system can refuse a feature that its version has.
 """
 
 import os
@@ -72,7 +72,7 @@ def _try_out(criu: Criu) -> tuple[str, str] | None:
 
 def examine_namespaces() -> Finding:
     """Whether processes can be restored in a PID namespace, which is needed when their numbers are in use."""
-    check, why = "pid namespaces", "an image whose process numbers are in use is restored in one"
+    check, why = "pid namespaces", "if the process numbers of an image are in use, it is restored in a namespace"
     if _program() is None:
         return Finding(check=check, status=Status.OK, found="not needed without CRIU", why=why)
     try:
@@ -83,19 +83,19 @@ def examine_namespaces() -> Finding:
         found, fix = f"`unshare`: {error.strerror}", "install util-linux"
     else:
         if answer.code == 0:
-            return Finding(check=check, status=Status.OK, found="`unshare` makes one", why=why)
+            return Finding(check=check, status=Status.OK, found="`unshare` makes a namespace", why=why)
         found = f"`unshare` fails: {answer.last_error or f'exit code {answer.code}'}"
         fix = f"{_PRIVILEGED}; util-linux must be 2.32 or newer"
     return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
 
 
 def examine_locks(images: Path) -> Finding:
-    """Whether the locks work which images and restores need.
+    """Check the locks that images and restores need.
 
     Args:
         images: the folder below which the images of jobs are; it need not exist.
     """
-    check, why = "image locks", "they keep two commands from writing the same image, and let a restore wait"
+    check, why = "image locks", "locks keep two commands from writing the same image, and let a restore wait"
     if _program() is None:
         return Finding(check=check, status=Status.OK, found="not needed without CRIU", why=why)
     folder = next(path for path in (images, *images.parents) if path.is_dir())
@@ -112,9 +112,9 @@ def examine_locks(images: Path) -> Finding:
             found, fix = f"{place}: {error.strerror}", "set XDG_STATE_HOME to a folder on a local disk"
             return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
         if lock is None:
-            found, fix = f"{place} does not support them", "set XDG_STATE_HOME to a folder on a local disk"
+            found, fix = f"{place} does not support locks", "set XDG_STATE_HOME to a folder on a local disk"
             return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
-    return Finding(check=check, status=Status.OK, found=f"they work in {folder}", why=why)
+    return Finding(check=check, status=Status.OK, found=f"locks work in {folder}", why=why)
 
 
 def _program() -> str | None:

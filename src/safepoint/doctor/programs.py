@@ -44,8 +44,8 @@ class Answer:
 
     Args:
         code: the exit code; None if the program had not ended in time.
-        output: its stdout.
-        last_error: the last line of its stderr.
+        output: the program's stdout.
+        last_error: the last line of the program's stderr.
     """
 
     code: int | None
@@ -83,7 +83,7 @@ class Torch:
 
     Args:
         version: its version.
-        cuda: the CUDA version that it was built for; None without CUDA.
+        cuda: the CUDA version that it was built for; None if it was built without CUDA.
         devices: the number of CUDA devices that it finds.
         has_gloo: whether it has the gloo backend, which the votes of ranks use.
         import_s: the duration of its import.
@@ -128,7 +128,7 @@ def judge_torch(torch: Torch | str | None) -> Finding:
             status=Status.FAILURE,
             found=f"{found}, without gloo",
             why=why,
-            fix="install a PyTorch with distributed and gloo, such as those of download.pytorch.org",
+            fix="install a PyTorch with distributed and gloo, such as a build from download.pytorch.org",
         )
     if torch.import_s > _SLOW_IMPORT_S:
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
@@ -212,7 +212,7 @@ def judge_gpus(gpus: Gpus, torch: Torch | str | None) -> Finding:
 
 
 def judge_checkpoint_api(gpus: Gpus) -> Finding:
-    """Whether processes with GPUs can be frozen. Trainings do not need it, so its absence is ok without a device."""
+    """Whether processes with GPUs can be frozen. Trainings do not need this. Without a GPU, the status is ok."""
     check, why = "cuda checkpoints", "they freeze processes that use a GPU; trainings do not need them"
     if not gpus.devices:
         return Finding(check=check, status=Status.OK, found="no GPU to freeze", why=why)

@@ -1,1 +1,1 @@
-"""Estimates for a run: pace, how often to save, what that costs, sizes, when a disk is full. Pure arithmetic."""
+"""Estimates for a run: pace, interval and cost of saves, sizes, and when a disk is full. Pure arithmetic."""

@@ -26,9 +26,9 @@ class Cadence:
 
         Args:
             step: optimizer steps done.
-            last: the step of the newest snapshot, or None.
-            cost_s: seconds by which a snapshot delays the training, or None while that is not known.
-            step_s: seconds that a step takes, or 0 when none was measured.
+            last: the step of the newest snapshot; None if there is no snapshot yet.
+            cost_s: seconds by which a snapshot delays the training; None if this is not known yet.
+            step_s: seconds that a step takes; 0 if no step was measured.
         """
         if self._setting is None or step == last:
             return False

@@ -1,7 +1,8 @@
 """Forecasts when a folder has no more free space for a save, and decides when to warn. Pure arithmetic.
 
 The same arithmetic is used for bytes and for inodes. The needs of saves are known, so they are extrapolated without a
-limit. What other programs write is only observed, so it is extrapolated to `_REACH` times the observed time at most.
+limit. The writes of other programs are only observed, so they are extrapolated to at most `_REACH` times the observed
+time.
 """
 
 import enum
@@ -22,15 +23,15 @@ _CALM_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the coming saves need, in bytes or in inodes.
+    """The needs of the coming saves, in bytes or in inodes.
 
     Args:
         needed: how much must be free when a save begins.
         kept: how much each save adds until retention has reached its limit.
         saves_until_limit: after how many more saves retention has reached its limit; None if all checkpoints stay.
-        kept_later: how much each save adds on average after that.
-        interval_s: the time from one save to the next; None if it is not known, or if no save is due.
-        next_s: the time until the next save.
+        kept_later: how much each save adds on average after retention has reached its limit.
+        interval_s: seconds from one save to the next; None if the time is not known, or if no save is due.
+        next_s: seconds until the next save.
     """
 
     needed: int
@@ -47,8 +48,8 @@ class Forecast:
 
     Args:
         saves_left: how many more saves fit; None if the number is unlimited or not known.
-        remaining_s: seconds until the first save that does not fit; if the time of the saves is not known, until the
-            free space is used up. None if there is no such time, and also if it cannot be forecast.
+        remaining_s: seconds until the first save that does not fit. If the times of the saves are not known, seconds
+            until the free space is used up. None if there is no such time, or if it cannot be forecast.
     """
 
     saves_left: int | None = None
@@ -60,7 +61,7 @@ class Trend:
 
     The rate is the median of the slopes between all pairs of samples (P. K. Sen, Estimates of the regression
     coefficient based on Kendall's tau, Journal of the American Statistical Association 63, 1968). A few samples that
-    jump up and down do not change it.
+    jump up and down do not change the median.
     """
 
     def __init__(self) -> None:
@@ -94,9 +95,9 @@ def forecast(free: int, demand: Demand, trend: Trend | None = None) -> Forecast:
     """How long the free space suffices.
 
     Args:
-        free: what is free now.
-        demand: what the coming saves need.
-        trend: how fast other programs use up the free space; None if that is not known.
+        free: the bytes or inodes that are free now.
+        demand: the needs of the coming saves.
+        trend: how fast other programs use up the free space; None if this is not known.
     """
     of_saves = _forecast(free, demand, 0.0)
     if trend is None or not trend.per_s:
@@ -117,7 +118,7 @@ def _forecast(free: int, demand: Demand, growth_per_s: float) -> Forecast:
     if spare_at_next < 0:
         return Forecast(saves_left=0, remaining_s=_finite(demand.next_s))
     saves = _saves_that_fit(spare_at_next, demand, growth_per_s * demand.interval_s)
-    # The first save is due after `next_s`, and each further one after another interval.
+    # The first save is due after `next_s`, and each further save after another interval.
     remaining_s = None if saves is None else _finite(demand.next_s + saves * demand.interval_s)
     return Forecast(saves_left=saves, remaining_s=remaining_s)
 
@@ -144,7 +145,7 @@ def _finite(seconds: float | None) -> float | None:
 
 
 class Change(enum.Enum):
-    """What an `Alarm` reports."""
+    """The reports of an `Alarm`."""
 
     NONE = 0
     LOW = 1
@@ -168,7 +169,7 @@ class Alarm:
         return self._level > 0
 
     def update(self, now_s: float, found: Forecast) -> Change:
-        """What to report after a new forecast.
+        """Receive a new forecast, and return what to report.
 
         Args:
             now_s: the current time, by the monotonic clock.
@@ -186,7 +187,7 @@ class Alarm:
     def _calm(self, now_s: float) -> Change:
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        # Report only after `_CALM_S` seconds that space was regained, because the free space may jump up and down.
+        # The free space may jump up and down. So it counts as regained only after `_CALM_S` seconds.
         if self._level == 0 or now_s < self._calm_since_s + _CALM_S:
             return Change.NONE
         self._level, self._reported_s = 0, -math.inf

@@ -10,22 +10,22 @@ the rate λ = 1/M, also during a restart. There are three kinds of them:
 | ends only ranks | the work up to the newest snapshot in memory, which another process, the keeper, still has |
 | ends the machine | the work up to the newest durable checkpoint |
 
-With T = interval + δ, the expected work that survives an interruption after a start is
+With T = interval + δ, the work of one start that is kept after its interruption is on average
 
     announced             (1 - e^(-λ·interval)) / (λ·(1 - e^(-λT)))
     ends only ranks       interval · e^(-λ·(C - δ)) / (e^(λT) - 1)
     ends the machine      interval · e^(-λ·(D - δ)) / (e^(λT) - 1)
 
-where C is the time from the beginning of a save until its copy in memory is complete. The second and third are the
-sums over all saves n of interval · P(no interruption before the copy of save n can be used), a geometric series. The
-first is the integral over the time in which the training works and was not interrupted. A restart of R seconds is
-itself interrupted and begins again, so an interruption and the restarts after it take e^(λR) / λ seconds on average.
-The productive share of the time is the expected work divided by that; it is called ETTR, the effective training time
-ratio.
+where C is the time from the beginning of a save until its copy in memory is complete. The second and third formulas
+are sums over all saves n of interval · P(no interruption before the copy of save n can be used), a geometric series.
+The first formula is the integral over the time in which the training works and was not interrupted. A restart of R
+seconds may be interrupted, too, and then begins again. So the time from one completed restart to the next is
+e^(λR) / λ seconds on average. The productive share of the time is the expected work divided by this time. It is
+called ETTR, the effective training time ratio.
 
-For interruptions of the machine only and D = δ this is the exact expression of J. T. Daly, A higher order estimate of
-the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. The
-model assumes that the state with which a start begins is durable, and that a save is durable before the next one
+If all interruptions end the machine, and D = δ, this is the exact expression of J. T. Daly, A higher order estimate
+of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. The
+model assumes that the state with which a start begins is durable, and that a save is durable before the next save
 begins.
 """
 
@@ -79,7 +79,7 @@ class Interruptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTimes:
-    """What a save and a restart cost, in seconds.
+    """The costs of a save and of a restart, in seconds.
 
     Args:
         stall_s: how long a save delays the training.
@@ -87,8 +87,8 @@ class SaveTimes:
         copied_s: the time from the beginning of a save until its snapshot in memory is complete, at least
             `stall_s`; None for `stall_s`.
         restart_s: the time from an interruption until the training works again.
-        announced_restart_s: this time after an announced interruption, with its save; None for `restart_s`.
-        ranks_restart_s: this time after an interruption that ends only ranks; None for `restart_s`.
+        announced_restart_s: the same time for an announced interruption, including its save; None for `restart_s`.
+        ranks_restart_s: the same time for an interruption that ends only ranks; None for `restart_s`.
         snapshot_every_s: seconds of work between snapshots in memory that do not become checkpoints. If None, only
             saves take snapshots.
         snapshot_stall_s: how long such a snapshot delays the training.
@@ -138,7 +138,7 @@ def young_s(stall_s: float, between_s: float) -> float:
 
 
 def daly_s(stall_s: float, between_s: float) -> float:
-    """√(2δM)·(1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ for δ < 2M, and M otherwise: Daly (2006), equation 37."""
+    """√(2δM)·(1 + ⅓·√(δ/2M) + ⅑·(δ/2M)) - δ if δ < 2M, M if δ ≥ 2M: Daly (2006), equation 37."""
     if stall_s >= 2 * between_s:
         return between_s
     ratio = stall_s / (2 * between_s)
@@ -148,10 +148,10 @@ def daly_s(stall_s: float, between_s: float) -> float:
 def blocking_optimum_s(stall_s: float, between_s: float) -> float:
     """The exact best interval if no interruption is announced: the root of 1 - τ/M = e^(-(τ + δ)/M).
 
-    That is where the derivative of τ / (e^((τ + δ)/M) - 1) is 0. Times until a save is durable, and restarts,
+    At the root, the derivative of τ / (e^((τ + δ)/M) - 1) is 0. Restarts, and the time until a save is durable,
     multiply the expected work by factors without τ, so they do not move this optimum. The root is found with Newton's
-    method, which begins at Young's value. It converges, because the function is convex. In practice, four steps are
-    exact to the precision of a float.
+    method, which begins at Young's value. The method converges, because the function is convex. In practice, four
+    steps are exact to the precision of a float.
     """
     if stall_s <= 0:
         return 0.0
@@ -167,19 +167,19 @@ def blocking_optimum_s(stall_s: float, between_s: float) -> float:
 
 
 def productive_share(interval_s: float, times: SaveTimes, interruptions: Interruptions) -> float:
-    """The expected share of productive time, whose work is not lost: the ETTR, from 0 to 1.
+    """The expected share of the time in which the training does work that is not lost: the ETTR, from 0 to 1.
 
     Args:
-        interval_s: seconds of work between two saves; `math.inf` if there are only saves on an announcement.
-        times: what a save and a restart cost.
+        interval_s: seconds of work between two saves; `math.inf` if only announced interruptions cause saves.
+        times: the costs of a save and of a restart.
         interruptions: how often the training is interrupted.
 
     Raises:
         ValueError: `interval_s` is not above 0.
 
-    The formula is in the docstring of this module. With `snapshot_every_s`, work continues at the rate s / (s + stall
-    of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest of these
-    snapshots.
+    The formula is in the docstring of this module. If `snapshot_every_s` (s) is set, work continues at the rate
+    s / (s + stall of a snapshot). In this case, an interruption that ends only ranks keeps the work up to the newest
+    of these snapshots.
     """
     if not interval_s > 0:
         raise ValueError(f"interval_s is {interval_s!r}, and must be above 0")
@@ -187,7 +187,7 @@ def productive_share(interval_s: float, times: SaveTimes, interruptions: Interru
     every_s = times.snapshot_every_s
     pace = 1.0 if every_s is None else every_s / (every_s + times.snapshot_stall_s)
     work, cycle = interval_s / pace / between_s, (interval_s / pace + times.stall_s) / between_s
-    # All of these are shares of `between_s`, at full pace.
+    # The following values are expected seconds of kept work, at full pace, divided by `between_s`.
     if cycle < _MOST_EXPONENT:
         kept_by_saves = work / math.expm1(cycle) if cycle else 1.0
         kept_if_announced = -math.expm1(-work) / -math.expm1(-cycle) if cycle else 1.0
@@ -225,7 +225,7 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     """The interval with the largest `productive_share`, in seconds of work.
 
     Returns:
-        `math.inf` if no periodic save pays, because all interruptions are announced or saves cost too much. The
+        `math.inf` if periodic saves do not pay, because all interruptions are announced or saves cost too much. The
         result is never less than the time that a save needs to become durable after its stall, because saves are
         written one after another. It is at most `SHORTEST_STEP_S` if a save after each step is best, because saves
         cost nothing or too little to matter.
@@ -236,7 +236,7 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     if interruptions.announced == 1:
         return math.inf
     if times.stall_s == 0:
-        return least_s  # more saves never cost anything; a search would find nothing but rounding errors
+        return least_s  # saves cost nothing, so the values in a search would differ only by rounding errors
     most_s = max(_MOST_EXPONENT * interruptions.between_s, 2 * least_s)
     low, high = math.log(least_s), math.log(most_s)
     steps = [low + (high - low) * number / _GRID for number in range(_GRID + 1)]
@@ -244,8 +244,8 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     def value(logarithm: float) -> float:
         return productive_share(math.exp(logarithm), times, interruptions)
 
-    # Apart from the limit of never saving, the share has at most one maximum. It may be flat elsewhere. So a grid
-    # finds the region of the maximum, and a golden-section search finds the maximum in this region.
+    # The share has at most one maximum, if the limit of never saving is left out. The share may be flat in other
+    # places. So a grid finds the region of the maximum, and a golden-section search finds the maximum in this region.
     top = max(range(_GRID + 1), key=lambda number: value(steps[number]))
     best = _golden_section(value, steps[max(0, top - 1)], steps[min(_GRID, top + 1)])
     never = productive_share(math.inf, times, interruptions)

@@ -1,4 +1,4 @@
-"""Two values between jobs and plans: the outline of a job, and what it needs according to the plan of its model."""
+"""Two values between jobs and plans: the outline of a job, and the needs of a job by the plan of its model."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ TEMPLATE_BYTES = 600_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutline:
-    """The parts of a job's specification on which its needs depend, before the job is submitted.
+    """The parts of a job's specification on which the needs of the job depend, before the job is submitted.
 
     Args:
         num_nodes: the number of pods.
         ranks_per_node: ranks in each pod; None if the runtime or the pod decides.
-        is_remote: whether it saves to an object store, so that each pod has a local folder for checkpoints.
+        is_remote: whether it saves to an object store. Each pod then has a local folder for checkpoints.
         num_kept: how many checkpoints the options of the run keep in the folder; None if they set no limit.
         is_unbounded: whether an option keeps checkpoints whose number has no bound, such as `every=1000`.
-        snapshot_slots: how many snapshots host memory may hold; 0 for none, None as a run decides.
+        snapshot_slots: how many snapshots host memory may hold; 0 for none, None if the run decides.
     """
 
     num_nodes: int = 1
@@ -32,19 +32,19 @@ class JobOutline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNeeds:
-    """What a job needs before it is submitted. All sizes are bytes, all times seconds.
+    """The needs of a job, computed before it is submitted. All sizes are bytes, all times seconds.
 
     Args:
-        model: the model, for people, with where it comes from.
-        problem: why nothing could be computed for it; empty if the other fields have values.
-        training: what is assumed of the training, for people.
+        model: a text for people that names the model and its source.
+        problem: why nothing could be computed for the model; empty if the other fields have values.
+        training: a text for people with the assumptions about the training.
         checkpoint_bytes: the size of a checkpoint under these assumptions.
-        most_bytes: the size that no checkpoint of this model exceeds, with any strategy.
-        local_bytes: the size of a local folder that holds all checkpoints of the job at any moment, with an object
-            store; None if the job has no such folder, or if the number of checkpoints that stay there is not known.
+        most_bytes: an upper bound of the size of a checkpoint of this model, for all strategies.
+        local_bytes: for a job with an object store, the size of a local folder in which all its checkpoints fit at
+            any moment; None if the job has no such folder, or if it is not known how many checkpoints stay there.
         unlimited: why `local_bytes` must not become a limit; empty if it may become one.
         snapshot_bytes: the host memory that snapshots take on the first node; 0 if there are none.
-        save_s: how long a save on SIGTERM takes, with the upload if the pod's folder is deleted with the pod.
+        save_s: how long a save on SIGTERM takes; including the upload if the pod's folder is deleted with the pod.
         least_grace_s: the shortest grace period in which such a save fits.
     """
 

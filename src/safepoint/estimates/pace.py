@@ -49,7 +49,7 @@ class Pace:
             self._first_s = took_s
 
     def boundary_ends(self, now_s: float) -> None:
-        """Record that a log line, evaluation or save after a step is done. Several may come between two steps."""
+        """Record that a log line, evaluation or save after a step is done. Several of them may follow one step."""
         if self._mark_s is None:
             return
         took_s = now_s - self._mark_s

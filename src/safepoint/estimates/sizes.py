@@ -1,6 +1,6 @@
 """Bytes of weights, gradients and optimizer states, and how the strategies share them among ranks. Pure arithmetic.
 
-The rules are those of torch.optim, bitsandbytes, FSDP2 and DeepSpeed, as their checkpoints show (docs/planning.md).
+The rules follow torch.optim, bitsandbytes, FSDP2 and DeepSpeed, as their checkpoints show (docs/planning.md).
 """
 
 import enum
@@ -85,7 +85,7 @@ def _like_weight(*names: str, has_step: bool = True) -> _States:
 
 
 def _in_32bit(count: int) -> _States:
-    """Optimizers of bitsandbytes: 32 bits, whatever type the weights have."""
+    """Optimizers of bitsandbytes: 32 bits for weights of any type."""
 
     def states(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
         return [StateTensor(f"state{number}", sizes, 4) for number in range(1, count + 1)]
@@ -108,7 +108,7 @@ def _in_8bit(count: int) -> _States:
 
 
 def _adafactor(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
-    # Transformers' class computes in 32 bits, whatever type the weights have.
+    # Transformers' class computes in 32 bits for weights of any type.
     rms = StateTensor("RMS", (), 4)
     if len(sizes) < 2:
         return [rms, StateTensor("exp_avg_sq", sizes, 4)]
@@ -118,7 +118,7 @@ def _adafactor(sizes: tuple[int, ...], item_bytes: int) -> list[StateTensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """What an optimizer keeps for each parameter that it trains.
+    """The state that an optimizer keeps for each parameter that it trains.
 
     Args:
         name: its name in `safepoint plan storage --optimizer`.
@@ -126,8 +126,7 @@ class Optimizer:
         num_settings: how many settings a group of parameters has; each is an item of a checkpoint of DCP.
         moments: how many states in full precision ZeRO keeps for each trained parameter.
         also: the values of `TrainingArguments.optim` that select this optimizer.
-        states_of_embeddings: the tensors for the weight of an embedding; None if they are the same as those of
-            `states`.
+        states_of_embeddings: the same as `states`, for the weight of an embedding; None if `states` applies to it.
     """
 
     name: str
@@ -160,7 +159,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             num_settings=12,
             moments=2,
             also=("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"),
-            # The Trainer has bitsandbytes keep 32 bits for each nn.Embedding (`register_module_override`).
+            # Under the Trainer, bitsandbytes keeps 32 bits for each nn.Embedding (`register_module_override`).
             states_of_embeddings=_in_32bit(2),
         ),
         Optimizer(

@@ -1,4 +1,7 @@
-"""Runs work that may hang, such as a write to a network folder, on a thread, and stops waiting after a time limit."""
+"""Runs a task on a thread of its own, and waits for the task only for a limited time.
+
+A write to a network folder, for example, may hang.
+"""
 
 import threading
 from collections.abc import Callable
@@ -17,8 +20,8 @@ class Work(Generic[_T]):
 
     def __init__(self, task: Callable[[], _T]) -> None:
         self._future = Future[_T]()
-        # No executor is used, because its threads, unlike daemon threads, keep the process from exiting while a task
-        # hangs.
+        # No executor is used. While a task hangs, an executor's threads keep the process from exiting; daemon threads
+        # do not.
         threading.Thread(target=self._run, args=(task,), name="safepoint-bounded", daemon=True).start()
 
     def _run(self, task: Callable[[], _T]) -> None:

@@ -52,7 +52,9 @@ def parse_object(
 def parse_value(
     data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
 ) -> object:
-    """One JSON value. No object in it has duplicate names, and every whole number in it can be made a float.
+    """Parse a text that is one JSON value. Duplicate names in an object are refused.
+
+    Whole numbers that are too large for a float are refused, too.
 
     Args:
         data: the JSON text, or its bytes in UTF-8.
@@ -97,7 +99,7 @@ def has_more_values(data: bytes | str, most: int) -> bool:
     The function counts commas, lists and objects outside of strings. The text need not be valid.
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    # This count includes strings, but is much faster than the one below.
+    # This count includes strings, but is much faster than the count below.
     if sum(map(text.count, (b",", b"[", b"{"))) <= most:
         return False
     count = 0

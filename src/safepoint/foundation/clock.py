@@ -56,7 +56,7 @@ def parse_utc(text: str) -> float:
 
 
 def parse_utc_or_inf(text: str) -> float:
-    """Like `parse_utc`; infinite if `text` is not such a time."""
+    """Like `parse_utc`, but infinite if `text` is not such a time."""
     try:
         return parse_utc(text)
     except ValueError:

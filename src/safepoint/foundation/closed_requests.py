@@ -19,7 +19,7 @@ from safepoint.foundation import clock
 
 
 def named_proxy(url: str) -> str | None:
-    """The proxy that the environment names for an https request, as it is written there; None if it names none."""
+    """The proxy for an https request, as the environment writes it; None if the environment names no proxy."""
     if urllib.request.proxy_bypass(urlsplit(url).hostname or ""):
         return None
     proxies = urllib.request.getproxies()
@@ -27,11 +27,11 @@ def named_proxy(url: str) -> str | None:
 
 
 def tunnel_proxy(url: str) -> str | None:
-    """The proxy that the environment names for an https request, as a URL; None if it names none.
+    """The URL of the proxy for an https request; None if the environment names no proxy.
 
     Raises:
-        OSError: the address of the proxy does not begin with `http:`. `http.client` would send the password of the
-            proxy to it without encryption.
+        OSError: the address of the proxy is invalid, or has a scheme other than `http`. If the scheme were `https`,
+            `http.client` would send the proxy's password without encryption.
     """
     proxy = named_proxy(url)
     if not proxy:
@@ -130,9 +130,9 @@ def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: An
 
 
 def limit_connecting(connection: http.client.HTTPConnection, until_s: float) -> None:
-    """Make `connection` connect before a given time, by the monotonic clock, however many addresses the server has.
+    """Make `connection` stop connecting at `until_s` (monotonic clock), however many addresses the server has.
 
-    `socket.create_connection` would wait for the whole timeout at each address that a name server states.
+    `socket.create_connection` would wait for the whole timeout at each of these addresses.
     """
     cast("Any", connection)._create_connection = functools.partial(_connect, until_s)
 
@@ -167,8 +167,8 @@ def _connect(until_s: float, address: tuple[str, int], timeout_s: float, *others
 class TimedResponse(http.client.HTTPResponse):
     """A response whose status, headers and body must arrive before a given time.
 
-    The timeout of a socket alone is not enough: it begins again with every byte, so a server that sends one byte a
-    second never exceeds it.
+    The timeout of a socket alone is not enough, because it begins again with every byte. A server that sends one byte
+    a second never exceeds this timeout.
 
     Args:
         sock: the connection, with a timeout.
@@ -188,7 +188,7 @@ class TimedResponse(http.client.HTTPResponse):
 class _BoundedReader(io.BufferedReader):
     """Refuses to read up to the end, because the response may have no end.
 
-    `http.client` would read up to the end for a chunk whose size is stated as -1.
+    If a server states -1 as the size of a chunk, `http.client` would read up to the end.
     """
 
     def read(self, size: int | None = -1, /) -> bytes:

@@ -10,12 +10,12 @@ A file has these tables:
 
 Dashes and underscores are equivalent. For each setting the first file that has it is used.
 
-A file of a project is used only if no other user can have written it, because its settings decide which programs run
-and where checkpoints go. If another user can have written it, or if it is in a checkpoint, which may have come from
-another person's bucket, the file is ignored, and `Configuration.ignored` says why. The environment variable
+The settings of a project's file decide which programs run and where checkpoints go. So the file is ignored if another
+user can have written it. It is also ignored if it is in a checkpoint, because a checkpoint may have come from another
+person's bucket. `Configuration.ignored` says why a file is ignored. The environment variable
 SAFEPOINT_TRUSTED_FOLDERS names folders whose files are used in any case.
 
-A file that cannot be read, or an invalid setting, raises a UsageError that names the file, the line (if it can be
+If a file cannot be read, or a setting is invalid, a UsageError is raised. It names the file, the line (if it can be
 found), the table, the key, the value, and what to do. This module does not check which commands and options exist;
 `safepoint.cli` does.
 """
@@ -37,7 +37,8 @@ from safepoint.foundation.units import nearest
 PROJECT_FILE = "safepoint.toml"
 _PYPROJECT = "pyproject.toml"
 TRUSTED_FOLDERS = "SAFEPOINT_TRUSTED_FOLDERS"
-"""The environment variable with folders whose files are used although other users own them, separated by colons."""
+"""The environment variable with a list of folders, separated by colons. Their files are used even if other users own
+them."""
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 10
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
@@ -68,7 +69,7 @@ class Setting:
 
     @property
     def place(self) -> str:
-        """`safepoint.toml, line 3`."""
+        """The place of the setting in messages, such as `safepoint.toml, line 3`."""
         return self.file if self.line is None else f"{self.file}, line {self.line}"
 
     @property
@@ -99,11 +100,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalMachine:
-    """`[local]`: how much of this machine jobs may use together; None for all of it.
+    """`[local]`: how many slots of this machine all jobs together may use; None for all slots.
 
     Args:
-        cpu_slots: processors.
-        gpu_slots: accelerators.
+        cpu_slots: the number of CPU cores.
+        gpu_slots: the number of GPUs.
     """
 
     cpu_slots: int | None = None
@@ -116,8 +117,8 @@ class ClusterPlace:
 
     Args:
         name: its name.
-        context: a context of the kubeconfig; None for the current one.
-        namespace: None for the namespace of the context.
+        context: a context of the kubeconfig; None for the current context.
+        namespace: a namespace of the cluster; None for the namespace of the context.
         is_default: whether commands without `--on` look for jobs in this place too.
         settings: the options of `submit` that the table sets. Whether these options exist is not checked here.
     """
@@ -139,7 +140,7 @@ class Configuration:
         local: what jobs may use of this machine.
         places: the clusters, by name.
         origins: the settings that `pvc`, `local` and `places` come from, by table and name.
-        ignored: for each file that another user may have written, a sentence that names it, for a warning.
+        ignored: a warning for each file that was ignored. It names the file and the reason.
     """
 
     tables: tuple[Table, ...] = ()
@@ -167,9 +168,9 @@ class Configuration:
         """Read the files.
 
         Args:
-            folder: the folder of the project's files; the current one when None.
-            environ: the environment with XDG_CONFIG_HOME, HOME and SAFEPOINT_TRUSTED_FOLDERS; the process's own when
-                None.
+            folder: the folder of the project's files; None for the current folder.
+            environ: the environment with XDG_CONFIG_HOME, HOME and SAFEPOINT_TRUSTED_FOLDERS; None for the
+                environment of this process.
 
         Raises:
             UsageError: a file cannot be read, or a setting in it is invalid.
@@ -238,7 +239,7 @@ def xdg_folder(variable: str, usual: str, environ: Mapping[str, str] | None = No
 
     Args:
         variable: the variable, such as XDG_CACHE_HOME. A relative path is ignored, as the specification requires.
-        usual: the folder below the home folder that is used without the variable, such as `.cache`.
+        usual: a folder below the home folder, such as `.cache`. It is used if the variable has no absolute path.
         environ: see `expand_home`.
     """
     named = (os.environ if environ is None else environ).get(variable, "")
@@ -246,7 +247,7 @@ def xdg_folder(variable: str, usual: str, environ: Mapping[str, str] | None = No
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> Path:
-    """The user's own file, `~/.config/safepoint/config.toml`, or below XDG_CONFIG_HOME."""
+    """The user's own file: `safepoint/config.toml` in XDG_CONFIG_HOME, or in `~/.config` if that is not set."""
     return xdg_folder("XDG_CONFIG_HOME", ".config", environ) / "safepoint" / "config.toml"
 
 
@@ -382,7 +383,7 @@ def _walk(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The text of a file, or None if the file is missing or ignored; and for an ignored file, the reason."""
+    """The text of a file, and why it is ignored. The text is None if the file is missing or ignored."""
 
     text: str | None = None
     why_ignored: str | None = None
@@ -393,7 +394,7 @@ def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
 
     Args:
         path: the file.
-        is_users: whether it is the user's own file. It is used unless `open_trusted` refuses it.
+        is_users: whether the file is the user's own. Such a file is used unless `open_trusted` refuses it.
         is_trusted: whether the files of the project are used, even if other users own them.
     """
     why, is_checked = None, not is_users and not is_trusted
@@ -424,13 +425,13 @@ def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
 
 
 def _why_in_checkpoint(path: Path) -> str | None:
-    """Say that a file is in a checkpoint; None if it is not.
+    """The reason to ignore a file that is in a checkpoint; None if the file is in no checkpoint.
 
-    What a run has fetched from an object store, or what a command has copied, belongs to this user. But the person
-    who has written the checkpoint has chosen the names and the content of its files.
+    The files of a checkpoint belong to this user if a run has fetched them from an object store, or if a command has
+    copied them. But the person who has written the checkpoint has chosen their names and their content.
     """
     for folder in Path(os.path.realpath(path)).parents:
-        # A record that another user has put into a shared folder such as /tmp decides nothing for the folders below.
+        # Another user may have put a record into a shared folder such as /tmp. Such a record is ignored.
         if any(os.path.isfile(record := folder / name) and not is_planted(record) for name in RECORDS):
             return (
                 f"the file is in the checkpoint {printable(str(folder))}, and another person may have written the "

@@ -18,13 +18,13 @@ _SERVICE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The position of this process among its peers.
+    """The position of this process among the ranks of the job.
 
     Args:
         rank: 0 ≤ rank < world_size, over all nodes.
         world_size: number of ranks of the job.
         local_rank: position on this node.
-        restart: how often torch elastic has restarted the ranks; 0 for the first time.
+        restart: how many times torch elastic has restarted the ranks; 0 at the first start.
         local_world_size: number of ranks on this node.
         node: this node's number, from 0.
         num_nodes: how many nodes there are.
@@ -47,12 +47,13 @@ class Place:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank reports and decides for the job."""
+        """Whether this is rank 0, which reports and decides for the job."""
         return self.rank == 0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
-        """Read torchrun's variables: RANK, WORLD_SIZE and so on. Without them, this process is the only rank."""
+        """Read torchrun's variables: RANK, WORLD_SIZE and so on. If they are not set, this process is the only
+        rank."""
         environ = os.environ if environ is None else environ
 
         def number(name: str, default: int) -> int:
@@ -101,10 +102,11 @@ def current_folder() -> str:
 
 
 def home_folder() -> str:
-    """The user's home folder; for a user without one, as in many containers, a folder in the temporary folder.
+    """The user's home folder. If the user has none, as in many containers, it is a folder in the temporary folder.
 
     Raises:
-        UsageError: another user has made that folder: its files could make this user run programs.
+        UsageError: another user has made the folder in the temporary folder. Its files could make this user run
+            programs.
         StorageError: there is no temporary folder.
     """
     home = os.path.expanduser("~")
@@ -117,19 +119,19 @@ def check_home(home: str) -> str:
     """Return `home`, a path in the temporary folder, if this user may use it as a home folder.
 
     Raises:
-        UsageError: another user has made it, or everyone may write to it.
+        UsageError: another user has made the folder, or everyone may write to it.
     """
     if not _may_be_home(home):
         raise UsageError(
-            f"{home}, which this user without a home folder would use, was made by another user, or everyone may "
-            "write to it; nothing was done",
+            f"this user has no home folder, and {home} cannot replace it: another user has made the folder, or "
+            "everyone may write to it; nothing was done",
             hint="set HOME to a folder of your own",
         )
     return home
 
 
 def fallback_home() -> str:
-    """The folder in the temporary folder that a user without a home folder uses as one.
+    """The folder in the temporary folder that replaces a missing home folder.
 
     Raises:
         StorageError: there is no temporary folder.
@@ -145,20 +147,21 @@ def _may_be_home(path: str) -> bool:
         found = os.lstat(path)
     except FileNotFoundError:
         return True
-    except OSError:  # another user hides it, and may show it later
+    except OSError:  # another user prevents access to it now, and may allow it later
         return False
     return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
 
 
 def expand_home(path: str, environ: Mapping[str, str] | None = None) -> Path:
-    """`path` with the home folder for `~`, see `home_folder`, and with the home folder of another user for `~NAME`.
+    """Replace `~` in `path` by this user's home folder (`home_folder`), and `~NAME` by the home folder of user NAME.
 
     Args:
         path: the path.
-        environ: the environment with HOME; the process's own when None, or if its HOME is not an absolute path.
+        environ: the environment whose HOME replaces `~`. If it is None, or if its HOME is not an absolute path,
+            `home_folder` is used.
 
     Raises:
-        UsageError: there is no user NAME. As a relative path, `~NAME` would be a folder below the current one.
+        UsageError: there is no user NAME. The path is not read as a folder `~NAME` in the current folder.
     """
     first, _, rest = path.partition("/")
     if first == "~":
@@ -203,8 +206,8 @@ def forget_service_links() -> None:
     """Remove the variables of Kubernetes Services that look like settings of Safepoint or torchrun.
 
     For a Service called `safepoint-metrics`, Kubernetes sets SAFEPOINT_METRICS_PORT=tcp://10.0.0.7:80 in every pod of
-    its namespace, and more variables whose names begin in this way. Only values that are addresses are removed: no
-    setting for a port is an address.
+    its namespace, and more variables whose names begin in this way. A variable is removed only if its value is such
+    an address, because no setting for a port is an address.
     """
     for name, value in list(os.environ.items()):
         if _SERVICE_PORT.fullmatch(name) and _SERVICE_ADDRESS.match(value):

@@ -1,4 +1,4 @@
-"""Checks the fields of an object against a table of the kinds of values that they take.
+"""Checks whether the fields of an object have valid values. A table names the kind of value for each field.
 
 A value that does not fit raises a ValueError that names the field and, if it cannot be a secret, the value.
 Nothing is converted: `"3"` is not a whole number.
@@ -22,7 +22,8 @@ class Kind:
         least: the smallest valid number; None for no limit.
         most: the greatest valid number; None for no limit.
         is_optional: whether the field may be None.
-        usual: a type all of whose values pass `fits`. `check_fields` compares the type, which is faster than `fits`.
+        usual: a type whose values all pass `fits`, or None. `check_fields` compares the type first, because this is
+            faster than `fits`.
     """
 
     words: str
@@ -118,7 +119,8 @@ def check_fields(value: object, kinds: Mapping[str, Kind]) -> None:
     """
     for name, kind in kinds.items():
         given = getattr(value, name)
-        # For most values these comparisons suffice: to list a thousand jobs, sixteen thousand fields are checked.
+        # For most values these comparisons are enough. They are fast: to list a thousand jobs, sixteen thousand
+        # fields are checked.
         is_usual = type(given) is kind.usual
         if is_usual and (kind.least is None or given >= kind.least) and (kind.most is None or given <= kind.most):
             continue

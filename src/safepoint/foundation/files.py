@@ -91,15 +91,15 @@ def write_atomic(path: Path, data: bytes, *, durable: bool, below: Path | None =
 
 
 def write_in_room(path: Path, data: bytes, room: Path) -> None:
-    """Write `data` to a file although the disk is full, with the disk space of a file that is no longer needed.
+    """Write `data` to a file even if the disk is full: use the disk space of a file that is no longer needed.
 
     A reader may see a part of the data.
 
     Args:
         path: the file.
         data: the whole content.
-        room: the other file, in the same folder, with at least as many bytes. It is renamed to `path`; it may also be
-            the file at `path` itself.
+        room: the file that is no longer needed. It is in the same folder, has at least as many bytes, and is renamed
+            to `path`. It may also be the file at `path` itself.
     """
     descriptor = no_links.open_file(room, os.O_WRONLY)
     try:
@@ -112,7 +112,7 @@ def write_in_room(path: Path, data: bytes, room: Path) -> None:
 
 
 def write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of `data` from byte `offset` of the file, with as many system calls as that needs."""
+    """Write all of `data` from byte `offset` of the file, with as many system calls as are needed."""
     while data:
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count
@@ -181,7 +181,7 @@ def restore_replaced(folder: Path, *, trash: Path, is_name: Callable[[str], bool
     for path in trash.glob("*.????????????????????????????????"):
         target = folder / path.stem
         if is_name(path.stem) and not os.path.lexists(target):
-            # A folder that cannot be moved, such as an immutable one, must not end a start.
+            # If a folder cannot be moved, for example because it is immutable, the run starts all the same.
             with contextlib.suppress(OSError):
                 no_links.rename(path, target)
                 fsync_folder(folder)
@@ -215,12 +215,12 @@ def delete_tree(path: Path) -> None:
 def delete_entries(root: Path, *below: str, pattern: str) -> int:
     """Delete entries of a folder, and nothing outside it, even if another process replaces folders by links.
 
-    An entry that cannot be deleted, such as an immutable file or a mount point, stays, with a warning.
+    If an entry cannot be deleted, such as an immutable file or a mount point, it stays, and a warning is logged.
 
     Args:
         root: where `below` begins. Its own path may contain links.
-        below: names of folders from `root` down to the folder; a link is refused. If one is missing, nothing is
-            deleted.
+        below: the names of the folders from `root` down to the folder. A link is refused. If a folder is missing,
+            nothing is deleted.
         pattern: a pattern for the names of the entries, as for `fnmatch`.
 
     Returns:
@@ -243,7 +243,7 @@ def delete_entries(root: Path, *below: str, pattern: str) -> int:
         left = sorted(set(names) & set(os.listdir(descriptor)))
         for name in left:
             place = printable(str(Path(root, *below, name)))
-            _log.warning("%s, which an ended run has left, cannot be deleted; it stays, and is not used", place)
+            _log.warning("an earlier run has left %s; it cannot be deleted, so it stays, and is not used", place)
         return len(names) - len(left)
 
 
@@ -273,7 +273,8 @@ def _delete_entry(name: str, parent: int | None = None) -> None:
 def _delete_deep(path: str, parent: int | None) -> None:
     """Delete a folder whose tree is too deep for recursion.
 
-    Until no sub-folder is left, the folders in each sub-folder are moved up, and the sub-folder is deleted.
+    The folders in each sub-folder are moved up, and the sub-folder is deleted. This is repeated while there are
+    sub-folders.
     """
     with _opened(path, os.O_NOFOLLOW, parent=parent) as top:
         while folders := [entry.name for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]:
@@ -337,7 +338,7 @@ def walk_files(folder: Path, *, skip_unreadable: bool = False) -> Iterator[tuple
 
 @functools.cache
 def _warn_of_unreadable(path: str, reason: str) -> None:
-    _log.warning("%s cannot be read (%s): what is in it is ignored", printable(path), reason)
+    _log.warning("%s cannot be read (%s): its content is ignored", printable(path), reason)
 
 
 class FolderLock:
@@ -354,9 +355,8 @@ class FolderLock:
 
     @classmethod
     def acquire(cls, path: Path, owner: dict[str, Any] | None) -> "FolderLock | None":
-        """Take the lock, and write `owner` into its file. A process that is refused the lock can name the owner.
-
-        With None as owner, the content of the file is not changed.
+        """Take the lock, and write `owner` into its file. Another process that does not get the lock can name the
+        owner. If `owner` is None, the content of the file is not changed.
 
         Returns:
             The lock, or None where the file system has no locks.
@@ -396,10 +396,11 @@ class FolderLock:
 
     @staticmethod
     def _is_own(file: IO[bytes], path: Path) -> bool:
-        """Whether the locked file is still the one at `path`, and has no second name.
+        """Whether `path` still names the locked file, and the file has no second name.
 
-        If it has a second name, a new file replaces it at `path`, and the result is False. The caller changes the
-        file only if the result is True, because another user may have given this name to any file of this user.
+        If the file has a second name, a new file replaces it at `path`, and the result is False. The caller changes
+        the file only if the result is True, because another user may have given the name `path` to any file of this
+        user.
         """
         num_names = count_names(path, file.fileno())
         if num_names > 1:  # this process may replace the file, because it holds the lock
@@ -415,7 +416,7 @@ class FolderLock:
 
 
 def _let_only_writers_read(file: IO[bytes]) -> None:
-    """Remove the read permission of users who may not write: with a shared lock, a reader could keep writers out."""
+    """Remove the read permission of users who may not write: a reader could keep writers out with a shared lock."""
     with contextlib.suppress(OSError):  # the file belongs to another user
         if let_only_writers_read(file.fileno()):
             return

@@ -1,10 +1,10 @@
 """Lowers the priority of a background process, and restores it while another process waits for that process.
 
 Linux puts each session of processes into a group of its own (autogroup), and shares the processors between these
-groups by the niceness of the groups. In a control group, such as that of a pod, Linux uses the niceness of the
-process instead. So this module sets both. Without privileges, a process cannot reduce its own niceness again, but it
-can reduce its group's niceness. So the process keeps a niceness of 5, and the group has a niceness of 19 while the
-priority is low, and 0 otherwise.
+groups by the niceness of the groups. In a control group, such as the control group of a pod, Linux uses the niceness
+of the process instead. So this module sets the niceness of both. Without privileges, a process cannot reduce its own
+niceness again, but it can reduce its group's niceness. So the process keeps a niceness of 5, and the group has a
+niceness of 19 while the priority is low, and of 0 while the priority is normal.
 """
 
 import contextlib

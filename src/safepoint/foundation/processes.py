@@ -1,7 +1,7 @@
-"""Identifies processes for certain, since a pid may be reused; finds and ends the processes of a job.
+"""Identifies processes, even if a pid is reused. Finds and ends the processes of a job.
 
-Everything is read from /proc. A job's processes are found by a variable that its launchers set and all their children
-inherit, so that processes which have left their parent are found too.
+Everything is read from /proc. The launchers of a job set an environment variable, and all their children inherit it.
+The processes of the job are found by this variable, even if they have left their parent.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _PROC = Path("/proc")
 _OWNER_OF_NAMESPACE = 0xB701
 """NS_GET_USERNS, see ioctl_ns(2)."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""PROC_PID_INIT_INO of the kernel: the namespace that contains all others."""
+"""PROC_PID_INIT_INO of the kernel: the number of the PID namespace that contains all others."""
 _PR_SET_NAME = 15
 STOPPED = frozenset("Tt")
 """The states of a process that is stopped, or that a debugger traces."""
@@ -57,7 +57,7 @@ class ProcessId:
                 os.kill(self.pid, number)
 
     def send_to_group(self, number: int) -> None:
-        """Send the signal `number` to the process group that this process leads or, if it has ended, has led."""
+        """Send the signal `number` to the process group that this process leads, or led before it ended."""
         if identify(self.pid) in {None, self}:  # do nothing if another process has this pid now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
@@ -80,9 +80,9 @@ def boot_id() -> str:
 def processes_of(folder: Path) -> list[int]:
     """The pids of a job's processes, without the calling process. `folder` is the job's folder.
 
-    Only processes of this user count: any user can set the variable, and root can read the variables of all users'
-    processes. The variables of others are not even read: the kernel reads them from the memory of the process, which
-    its user can map from a file system that never answers.
+    Only processes of this user count: any user can set the variable, and root can read it in the processes of all
+    users. The variables of other users' processes are not read at all. The kernel would read them from the memory of
+    the process, and the user may have mapped this memory from a file system that never answers.
     """
     listed = [int(entry) for entry in os.listdir(_PROC) if entry.isdecimal()]
     found = [pid for pid in listed if pid != os.getpid() and _is_process_of(pid, folder)]
@@ -111,9 +111,9 @@ def _is_process_of(pid: int, folder: Path) -> bool:
 def kernel_lines(path: Path) -> list[bytes]:
     """The lines of a list in /proc.
 
-    Other users choose names in such lists: those of processes and of mounts. A name may have any bytes, and the
-    kernel escapes only a few, among them the newline. So the lines are not decoded: the bytes might not be UTF-8, and
-    `str.splitlines` would also split a line at other characters in a name, such as a vertical tab.
+    Other users choose names in such lists, for example names of processes and mounts. A name may have any bytes, and
+    the kernel escapes only a few, among them the newline. So the lines are not decoded: the bytes might not be UTF-8,
+    and `str.splitlines` would also split a line at other characters in a name, such as a vertical tab.
 
     Raises:
         OSError: the list cannot be read.
@@ -135,7 +135,7 @@ def stat_fields(folder: Path) -> list[bytes]:
 
 
 def run_state(folder: Path) -> str:
-    """The state of a process or a thread, a letter, such as those of `STOPPED`; X if it has ended."""
+    """The state of a process or a thread as one letter, such as a letter of `STOPPED`; X if it has ended."""
     fields = stat_fields(folder)
     return fields[0].decode() if fields else "X"
 
@@ -170,7 +170,7 @@ def tree_of(root: int) -> list[int]:
 
 
 def children_of(pid: int) -> list[int] | None:
-    """The processes that a process has started; None if it does not exist."""
+    """The processes that the process `pid` has started; None if there is no process `pid`."""
     found: list[int] = []
     try:
         tasks = list((_PROC / str(pid) / "task").iterdir())
@@ -191,10 +191,10 @@ def name_of(pid: int, proc: Path = _PROC) -> str:
 
 
 def number_inside(pid: int) -> int:
-    """The number of a process in its own PID namespace: `pid` itself, unless it is in another one than Safepoint.
+    """The number of a process in its own PID namespace. It is `pid` if Safepoint is in the same namespace.
 
     Args:
-        pid: its number as Safepoint sees it.
+        pid: the number of the process in Safepoint's namespace.
     """
     with contextlib.suppress(OSError, IndexError):
         return int(status_words(_PROC / str(pid), b"NSpid:")[-1])
@@ -202,14 +202,14 @@ def number_inside(pid: int) -> int:
 
 
 def with_number_inside(number: int, open_file: Path) -> int | None:
-    """The process of this user that has `number` in its own PID namespace, and has a file open.
+    """Find the process of this user that has `number` in its own PID namespace, and has a file open.
 
     Args:
-        number: what the process itself takes for its number.
+        number: the number of the process in its own namespace.
         open_file: the file.
 
     Returns:
-        Its number as Safepoint sees it; None if there is no such process.
+        The number of the process in Safepoint's namespace; None if there is no such process.
     """
     file = open_file.stat()
     for pid in [number, *(int(entry) for entry in os.listdir(_PROC) if entry.isdecimal())]:
@@ -230,11 +230,11 @@ def user_of(pid: int) -> int | None:
 
 
 def is_this_user(user: int) -> bool:
-    """Whether `user`, as the kernel reports the user of a socket, is certainly the user of this process.
+    """Whether `user` is certainly the user of this process. The kernel reports `user` for a socket.
 
-    In a user namespace, the kernel reports one number for all users who have no number there. If this process has
-    that number, its user cannot be distinguished from these users, unless its network namespace belongs to its user
-    namespace.
+    In a user namespace, the kernel reports the same number for all users who have no number there. If the user of
+    this process has this number too, the result is True only if the network namespace of this process belongs to its
+    user namespace.
     """
     return user == os.geteuid() and (user != _unknown_user() or is_of_own_namespace(_PROC / "self/ns/net"))
 
@@ -287,7 +287,7 @@ def _holds_lock(file: Path, place: str) -> bool:
 
 
 def is_seeing_all() -> bool:
-    """Whether /proc shows all processes of this machine, and not only those of one container."""
+    """Whether /proc shows all processes of this machine, and not only the processes of one container."""
     try:
         return os.stat(_PROC / "self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
     except OSError:
@@ -323,7 +323,7 @@ _not_for_children: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def close_in_children(connection: Any) -> None:
-    """Close `connection` in forked processes: a data loader's worker would keep it open when the rank has died."""
+    """Close `connection` in forked processes: a data loader's worker would keep it open after the rank has died."""
     _not_for_children.add(connection)
 
 

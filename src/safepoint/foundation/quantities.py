@@ -41,7 +41,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of `8Gi` (1024³), `8G` (1000³) or a number of bytes, as Kubernetes reads them; rounded up.
+    """The number of bytes in a size such as `8Gi` (8 * 1024³), `8G` (8 * 1000³) or `8192`; rounded up.
 
     Raises:
         ValueError: `text` is not a size.

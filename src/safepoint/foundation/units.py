@@ -19,7 +19,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`. A negative time, as after a clock was set back, is `0.00 s`."""
+    """A duration: `0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`; `0.00 s` if negative, as after a clock was set back."""
     seconds = max(0.0, seconds)
     if seconds < 10:
         return f"{seconds:.2f} s"
@@ -42,7 +42,7 @@ def format_age(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 file`, `3 files`, `2 batches`, `2 processes`."""
+    """A count with its noun: `1 file`, `3 files`, `2 batches`, `2 processes`."""
     if count == 1:
         return f"{count} {noun}"
     return f"{count} {noun}es" if noun.endswith(("ch", "ss")) else f"{count} {noun}s"

@@ -1,6 +1,6 @@
-"""Jobs and checkpoints as HTML for a cell of a notebook: static, with its style, and without anything from elsewhere.
+"""Jobs and checkpoints as HTML for a cell of a notebook. The HTML is static, has its own style, and loads no files.
 
-Promises: every value is text, whatever it contains. Without Jinja there is no HTML, and the functions return None.
+Promises: every value is shown as text, even if it contains HTML. Without Jinja, the functions return None.
 """
 
 import functools
@@ -20,15 +20,15 @@ from safepoint.presentation.drawings import curve_of, metric_names, timeline_of
 from safepoint.presentation.tones import TONES
 
 _READ_WITHIN_S = 2.0
-"""Files that are not read within this time, because a server does not answer, are left out."""
+"""In seconds. Files that are not read within this time, because a server does not answer, are left out."""
 _MOST_CURVES = 6
 _MOST_POINTS = 200
 _MOST_EVENTS = 8
 _MOST_CHECKPOINTS = 8
 _MOST_ROWS = 100
 _NO_FORMULAS = "tex2jax_ignore mathjax_ignore"
-"""Notebooks set what stands between dollar signs as a formula, also across several values. MathJax leaves out
-elements of these classes."""
+"""In notebooks, MathJax shows text between two dollar signs as a formula, even if the signs are in different values.
+It leaves elements of these classes as they are."""
 _COMMENT = re.compile(r"/\*.*?\*/\s*", re.DOTALL)
 
 
@@ -37,7 +37,7 @@ def job_html(view: JobView, details: JobDetails | None = None, *, note: str = ""
 
     Args:
         view: the job.
-        details: its curves, events and checkpoints; None to read them as they were when the view was made.
+        details: its curves, events and checkpoints; None to read them now, up to the time of the view.
         note: a sentence to add; may be empty.
     """
     if details is None:
@@ -88,7 +88,7 @@ def _details_of(view: JobView) -> JobDetails:
         return JobDetails()
     try:
         found = Work(view.details).result(_READ_WITHIN_S)
-    except SafepointError:  # the job was deleted since, or its location cannot be read
+    except SafepointError:  # the job was deleted meanwhile, or its location cannot be read
         found = None
     return JobDetails() if found is None else found.until(view.read_s)
 
@@ -116,7 +116,10 @@ def _environment() -> Any:
 
 @functools.cache
 def _style() -> str:
-    """The style of all parts, below one class. With the class three times, these rules override the notebook's."""
+    """The style of all parts, for elements below one class.
+
+    The selector names the class three times, so that these rules override the rules of the notebook.
+    """
     files = ("safepoint.presentation", "parts.css"), ("safepoint.notebook", "cell.css")
     texts = [resources.files(package).joinpath("static", name).read_text("utf-8") for package, name in files]
     rules = _COMMENT.sub("", "".join(texts)).replace(":root", "&")

@@ -1,4 +1,4 @@
-"""Where the pictures of a watched job appear: in the cell of a notebook that runs, or as lines of text."""
+"""Where a watched job is shown: as a picture in the running cell of a notebook, or as lines of text."""
 
 import importlib
 import sys
@@ -29,7 +29,7 @@ class Screen(Protocol):
 
 
 class CellScreen:
-    """Replaces one picture in the output of a cell.
+    """Shows the job in the output of a cell. Each picture replaces the picture before it.
 
     Args:
         display: IPython's function `display`.
@@ -37,7 +37,7 @@ class CellScreen:
 
     def __init__(self, display: Callable[..., Any]) -> None:
         self._display = display
-        # Its own name, so that an interrupt in the middle of the first one does not lead to a second picture.
+        # The ID is made here: if the first call of `display` is interrupted, the next call uses the same ID.
         self._id = uuid.uuid4().hex
         self._is_shown = False
 
@@ -50,7 +50,7 @@ class CellScreen:
 
 
 class LineScreen:
-    """Prints a line when the job's state changes, for each event, and every ten seconds for its progress.
+    """Prints a line for each event, when the state of the job changes, and every ten seconds for its progress.
 
     Args:
         print_line: prints a line.
@@ -80,7 +80,7 @@ class LineScreen:
 
 
 def screen_here() -> Screen:
-    """The cell that runs, if this program runs in a notebook; otherwise lines on stdout."""
+    """The running cell, if this program runs in a notebook; otherwise lines on stdout."""
     module = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     if getattr(shell, "kernel", None) is None:  # IPython in a terminal cannot replace what it has shown

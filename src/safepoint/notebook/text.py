@@ -41,14 +41,14 @@ def job_text(view: JobView, *, note: str = "") -> str:
 
 
 def jobs_text(views: Sequence[JobView]) -> str:
-    """A list of jobs: a line for each of the newest."""
+    """A list of jobs: a line for each of the newest jobs."""
     left_out = max(0, len(views) - _MOST_ROWS)
     lines = [f"{plural(len(views), 'job')}, oldest first"] + [f"  … {left_out} older"] * bool(left_out)
     return "\n".join([*lines, *(f"  {job_line(view)}" for view in views[left_out:])])
 
 
 def checkpoints_text(rows: Sequence[CheckpointView]) -> str:
-    """A list of checkpoints: a line for each of the first."""
+    """A list of checkpoints: a line for each of the first checkpoints."""
     lines = [
         f"  {row.name}: {row.state}, {row.trigger or 'without a manifest'}, {format_bytes(row.size_bytes)}, "
         f"saved {clock.as_utc(row.created_s)[:19]}Z"
@@ -79,7 +79,7 @@ def plan_facts(needs: JobNeeds) -> list[tuple[str, str]]:
 
 
 def plan_warning(needs: JobNeeds, grace_s: float | None) -> str:
-    """A sentence if a save does not fit into the grace period, or if nothing is known; otherwise empty.
+    """A warning if a save does not fit into the grace period, or if the needs are not known; otherwise empty.
 
     Args:
         needs: the needs of the job.

@@ -1,6 +1,6 @@
 """What a cell shows of jobs and checkpoints, as frozen values.
 
-Promises: the values can be copied and pickled, as the client's results can. To make them, nothing is read.
+Promises: the values can be copied and pickled, like the results of the client. No file is read to make a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,8 @@ from safepoint.progress.metric_history import MetricPoint
 from safepoint.progress.record import Progress
 
 _LATER_S = 1.0
-"""A file that was written while a job was read may be newer than the read by this many seconds."""
+"""Details that are this many seconds newer than the read of a job still belong to it, because they were written while
+the job was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class CheckpointView:
     Args:
         name: `checkpoint-<step>` or `final`.
         state: such as `complete` or `damaged`.
-        trigger: why it exists; None if its manifest cannot be read.
+        trigger: why it was saved; None if its manifest cannot be read.
         size_bytes: the size of all its files.
         num_files: how many files it has.
         created_s: when it was saved, in seconds since 1970.
@@ -62,7 +63,7 @@ class JobDetails:
     checkpoints: Sequence[CheckpointView] | None = None
 
     def until(self, time_s: float) -> "JobDetails":
-        """The details up to a time, in seconds since 1970."""
+        """The details up to a time, which is in seconds since 1970."""
         return replace(
             self,
             points=[point for point in self.points if _is_until(point.time, time_s)],
@@ -89,13 +90,13 @@ class JobView:
         sentence: what it is doing, and why.
         attention: why it needs attention.
         risk: a warning if a save may not fit into the grace period; otherwise empty.
-        progress: its last report.
-        safe_step: the step of its newest checkpoint; None if none is known.
+        progress: its last report; None if there is none.
+        safe_step: the step of its newest checkpoint; None if no checkpoint is known.
         output: the location of its checkpoints; None if it is unknown.
         num_nodes: how many nodes it has.
-        ranks_per_node: ranks of each node; None if this is unknown.
+        ranks_per_node: the number of ranks on each node; None if it is unknown.
         attempt: the number of its newest start.
-        exit_code: the exit code of its last attempt; None if there is none.
+        exit_code: the exit code of its last attempt; None if there is no exit code.
         created: when it was created, RFC 3339 UTC.
         receipt: names and values of what its suspension has saved; empty if there is no receipt.
         read_s: when it was read, in seconds since 1970.
@@ -122,7 +123,7 @@ class JobView:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the job needs attention, without what its sentence says already."""
+        """Why the job needs attention. Reasons that are already in its sentence are left out."""
         return tuple(reason for reason in self.attention.reasons if reason.rstrip(".") not in self.sentence)
 
     @property
@@ -143,10 +144,10 @@ def view_of(
 
     Args:
         job: the job.
-        progress: its last report.
-        output: the location of its checkpoints.
-        receipt: what its suspension has saved.
-        details: reads its curves, events and checkpoints.
+        progress: its last report; None if there is none.
+        output: the location of its checkpoints; None if it is unknown.
+        receipt: what its suspension has saved; None if there is no receipt.
+        details: reads its curves, events and checkpoints; None for a job on a cluster.
     """
     changed = job.particulars.get("changed")
     return JobView(

@@ -14,7 +14,7 @@ from safepoint.notebook.views import JobDetails, JobView
 from safepoint.progress.metric_history import MetricPoint, with_report
 
 _AGES_EVERY_S = 10.0
-"""If nothing has changed, a picture is replaced after this time, because it names ages."""
+"""In seconds. After this time, a picture is replaced even if nothing has changed, because it shows ages."""
 
 
 class StoppedWatchingError(KeyboardInterrupt):
@@ -30,7 +30,7 @@ def watch(read: Callable[[], tuple[JobView, JobDetails]], screen: Screen, *, int
     Args:
         read: reads the job and its details. If the details have no metrics, the curves consist of the reports that
             were seen here.
-        screen: where it is shown.
+        screen: where the job is shown.
         interval_s: seconds between two reads.
 
     Raises:
@@ -58,7 +58,7 @@ def watch(read: Callable[[], tuple[JobView, JobDetails]], screen: Screen, *, int
                 screen.show(view, details, "The job was deleted.")
                 return
             except SafepointError as error:
-                note = f"The job cannot be read now: {error}. This is tried again."
+                note = f"The job cannot be read now: {error}. Safepoint tries again."
     except KeyboardInterrupt:
         sentence = "You stopped watching. The job continues; this is how it was last seen."
         screen.show(view, details, sentence)
@@ -72,7 +72,7 @@ class _Observed:
         self._points: list[MetricPoint] = []
 
     def completed(self, view: JobView, details: JobDetails) -> JobDetails:
-        """The details, with the metrics that were seen if they have none."""
+        """The details. If they have no metrics, the metrics of the reports that were seen are added."""
         if details.points and not self._points:
             return details
         if view.progress is not None:

@@ -1,4 +1,4 @@
-"""The files of a checkpoint with their sizes, computed by the modules that lay the files out in a save.
+"""The files of a checkpoint and their sizes, computed without a save.
 
 Promises: the bytes of tensors, headers, alignments and archives are computed with the modules that write them
 (`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles,
@@ -52,10 +52,12 @@ class Group(NamedTuple):
 
     Args:
         what: `weights`, `optimizer` or `other`.
-        path: the path of the file; `*` stands for the number of a rank.
+        path: the path of the file, or a name for several files; `*` stands for a varying part, such as the number of
+            a rank.
         total_bytes: the size of all files of the kind.
-        largest_bytes: the size of the largest file, which is that of rank 0.
-        num_files: how many files there are: one, which rank 0 writes, or one for each rank.
+        largest_bytes: the size of the largest file. Rank 0 writes this file. Several files that only rank 0 writes
+            count as one file.
+        num_files: the number of files: 1 if only rank 0 writes, or one file for each rank.
         is_of_each_rank: whether each rank writes one of these files.
     """
 
@@ -69,19 +71,20 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What decides the files of a checkpoint.
+    """The facts about a training that determine the files of its checkpoints.
 
     Args:
         tensors: the tensors of the model, without the adapter.
-        dtype: torch's name of the type of its weights.
+        dtype: the type of the model's weights, by its name in torch.
         adapter: the tensors of the adapter; empty without one. With an adapter, only the adapter is trained.
         strategy: how ranks share the model.
-        optimizer: what the optimizer keeps.
-        num_ranks: how many ranks there are.
+        optimizer: the optimizer; the sizes of its states depend on it.
+        num_ranks: the number of ranks.
         is_mixed: whether the training computes in 16 bits and keeps the weights in 32 bits (`bf16=True`,
             `fp16=True`).
         tokenizer_bytes: the size of the tokenizer's files, which the Trainer saves if it has the tokenizer.
-        tied: further names of weights of the model, under which FSDP2 and ZeRO-1 and 2 save them again.
+        tied: tied weights of the model, once for each further name. FSDP2, ZeRO-1 and ZeRO-2 save a tied weight again
+            under each of these names.
     """
 
     tensors: Sequence[Tensor]
@@ -101,21 +104,28 @@ class Training:
 
     @property
     def trained_dtype(self) -> str:
-        """The type of the trained tensors. PEFT holds adapters in 32 bits, and so does Accelerate under FSDP2."""
+        """The type of the trained tensors, before DeepSpeed casts them.
+
+        PEFT holds adapters in 32 bits. With FSDP2 and mixed precision, Accelerate holds all trained tensors in 32
+        bits.
+        """
         if self.adapter or (self.is_mixed and self.strategy.is_fsdp):
             return "float32"
         return self.dtype
 
     @property
     def computed_dtype(self) -> str:
-        """The type of the trained tensors in the model. DeepSpeed casts all of it to 16 bits, with an adapter."""
+        """The type of the trained tensors in a step: after DeepSpeed, if it is used, has cast the model.
+
+        In a training in 16 bits, DeepSpeed casts the whole model to 16 bits, including an adapter.
+        """
         if self.strategy.is_zero and (self.is_mixed or DTYPE_BYTES[self.dtype] == 2):
             return self.dtype if DTYPE_BYTES[self.dtype] == 2 else "bfloat16"
         return self.trained_dtype
 
     @property
     def bases_saved(self) -> list[Tensor]:
-        """Weights of the model that PEFT saves with an adapter: embeddings and output layers that it adapts.
+        """Weights of the model that PEFT saves with an adapter: embeddings and output layers that are adapted.
 
         Source: `get_peft_model_state_dict` with `save_embedding_layers="auto"`, and `EMBEDDING_LAYER_NAMES`.
         """
@@ -133,7 +143,7 @@ class Training:
         return self.computed_dtype if self.strategy.is_zero else self.dtype
 
     def tensors_saved(self) -> list[Tensor]:
-        """The adapter's tensors, or those of the model, tied weights under each of their names."""
+        """The tensors of the adapter. Without an adapter: the model's tensors, with tied weights under each name."""
         return list(self.adapter or [*self.tensors, *self.tied])
 
 
@@ -160,7 +170,7 @@ def files_of(training: Training) -> list[Group]:
 
 
 def _saved(training: Training) -> list[tuple[Tensor, int]]:
-    """The tensors that FSDP saves, with the bytes of an element."""
+    """The tensors that FSDP saves, each with the bytes of one element."""
     own, base = DTYPE_BYTES[training.trained_dtype], DTYPE_BYTES[training.base_dtype]
     return [*((one, own) for one in training.tensors_saved()), *((one, base) for one in training.bases_saved)]
 
@@ -171,7 +181,7 @@ def checkpoint_bytes(groups: Iterable[Group]) -> int:
 
 
 def bytes_of_ranks(groups: Iterable[Group], *, ranks: int, has_first: bool) -> int:
-    """An upper bound of what `ranks` ranks of one node write. One of them may be rank 0."""
+    """An upper bound of the bytes that `ranks` ranks of one node write. If `has_first`, one of them is rank 0."""
     found = 0
     for group in groups:
         if group.is_of_each_rank:
@@ -193,7 +203,11 @@ def _each(what: str, path: str, sizes_bytes: int, count: int) -> Group:
 
 
 def _model_files(training: Training) -> list[Group]:
-    """The files that `save_pretrained` writes. With ZeRO-3 and FSDP2's shards there are only configurations."""
+    """The files that `save_pretrained` writes.
+
+    FSDP2 with shards saves no adapter in this way. Without an adapter, ZeRO-3 and FSDP2 with shards save only
+    configurations.
+    """
     if training.adapter:
         size = adapter_file_bytes(training)
         small = [
@@ -303,7 +317,7 @@ def _sharded(training: Training) -> list[Group]:
     for one in training.trained:
         for state in training.optimizer.states_of(one.sizes, item, is_embedding=one.is_embedding):
             states.append((state.sizes, state.item_bytes, f"optimizer.state.{one.name}.{state.name}"))
-    # The Trainer has two groups of parameters: those with weight decay and those without.
+    # The Trainer has two groups of parameters: one with weight decay, and one without.
     settings = 2 * training.optimizer.num_settings
     names = sum(len(one.name) + 8 for one in training.trained)
     return [
@@ -345,7 +359,7 @@ def _dcp(
 
 
 def _lone_bytes(size: int) -> int:
-    """One tensor in a file of DCP: an archive of its own, aligned."""
+    """The bytes of one tensor in a file of DCP. Each tensor is an archive of its own, and is aligned."""
     size_bytes = archive_bytes("archive", [size], _DCP_PICKLE_BYTES)
     return -(-size_bytes // _DCP_ALIGNMENT) * _DCP_ALIGNMENT
 

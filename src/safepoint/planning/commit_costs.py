@@ -1,8 +1,8 @@
-"""What a save and its commit cost as the number of ranks grows: bytes, requests, marks and the vote.
+"""The cost of a save and its commit by the number of ranks: bytes, requests, marks and the vote.
 
-The protocol is that of docs/adr/0008: each node uploads the files of its ranks to one object store, writes a mark
-with the manifest of the whole checkpoint, and lists the marks; the last node commits. So requests and files grow with
-the ranks, and the bytes of all marks with their square.
+docs/adr/0008 describes the protocol. Each node uploads the files of its ranks to one object store, writes a mark with
+the manifest of the whole checkpoint, and lists the marks; the last node commits. So the numbers of requests and files
+grow with the number of ranks. The bytes of all marks grow with the square of this number.
 """
 
 import math
@@ -12,18 +12,18 @@ _PART_BYTES = 64 << 20
 """A file has a digest for each part of this size, and large files are uploaded in parts of this size."""
 _ENTRY_BYTES = 220
 _DIGEST_BYTES = 37
-"""Bytes of a file, and of each of its parts, in a manifest."""
+"""The bytes that a manifest has for each file (`_ENTRY_BYTES`), and for each part of a file (`_DIGEST_BYTES`)."""
 _LISTED = 1000
-"""How many keys an answer of S3 to a list request has."""
+"""The number of keys in one answer of S3 to a list request."""
 _VOTE_S = 201e-6
 _HOP_S = 227e-6
-"""By how much the vote of two ranks lengthens a step, and how long a bare all-reduce of two ranks takes
+"""The seconds that the vote of two ranks adds to a step, and the seconds that a bare all-reduce of two ranks takes
 (docs/benchmarks.md, Vote, 2026-11-21)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:
-    """The machines of a job and where it saves.
+    """The machines of a job, and the store to which the job saves.
 
     Args:
         ranks_per_machine: ranks on each machine.
@@ -33,9 +33,10 @@ class Platform:
         store_requests_per_s: writing requests that the store answers per second; AWS states 3,500 for each
             partitioned prefix of S3. None if there is no limit, as in a file system.
         step_s: seconds that a step takes.
-        ranks_restart_s: the time from the end of the processes on the same machines until training works again,
-            without loading.
-        machine_restart_s: this time after the loss of a machine, until there is another one.
+        ranks_restart_s: seconds from the end of the processes until training works again on the same machines,
+            without the time to load the state.
+        machine_restart_s: seconds from the loss of a machine until training works again, without the time to load
+            the state.
 
     Raises:
         ValueError: a value is out of range.
@@ -61,7 +62,7 @@ class Platform:
                 raise ValueError(f"{field.name} is {value!r}, and must be a finite number, {least}")
 
     def machines(self, num_ranks: int) -> int:
-        """How many machines the ranks need."""
+        """The number of machines that the ranks need."""
         return math.ceil(num_ranks / self.ranks_per_machine)
 
     def transfer_s(self, num_ranks: int) -> float:
@@ -73,11 +74,11 @@ class Platform:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCost:
-    """One save of all ranks.
+    """The cost of one save of all ranks.
 
     Args:
-        vote_s: by how much the vote lengthens each step.
-        transfer_s: the time until the bytes are in the store.
+        vote_s: the seconds that the vote adds to each step.
+        transfer_s: the time until the bytes are in the store, in seconds.
         num_requests: the number of requests of the save.
         file_requests: how many of these requests any program would need for the same files.
         requests_s: how long the store takes to answer all requests, at its limit.
@@ -99,15 +100,16 @@ class CommitCost:
 
     @property
     def durable_s(self) -> float:
-        """From the first byte until the checkpoint counts. Requests are answered beside the transfer of bytes."""
+        """Seconds from the first byte until the checkpoint counts. Requests and bytes are sent at the same time."""
         return max(self.transfer_s, self.requests_s) + self.marks_s
 
 
 def commit_cost(platform: Platform, num_ranks: int) -> CommitCost:
-    """What one save of this many ranks costs; each rank writes one file.
+    """The cost of one save of this many ranks. Each rank writes one file.
 
-    Every rank's file takes a request for each part of 64 MiB and two more; every machine writes two marks, reads the
-    claim before it does, and lists all marks, 1,000 in a request. The vote is a tree of pairs.
+    A file of several parts takes one request for each part of 64 MiB, and two more; a smaller file takes one request.
+    Each machine reads the claim, writes two marks, and lists all marks, 1,000 in a request. The vote is a tree of
+    pairs.
     """
     machines = platform.machines(num_ranks)
     parts = max(1, math.ceil(platform.state_bytes / _PART_BYTES))

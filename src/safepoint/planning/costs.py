@@ -2,7 +2,8 @@
 
 The policies are: no checkpoints, periodic checkpoints, saves on SIGTERM, and snapshots in memory.
 
-Hours are those of the whole cluster: an hour lost on 8 GPUs that cost 55 $ together is one hour and 55 $.
+An hour is an hour of the whole cluster. If 8 GPUs together cost 55 $ an hour, an hour lost on all of them counts as
+one hour, and as 55 $.
 """
 
 import math
@@ -27,13 +28,13 @@ class Situation:
         interruptions: how often it is interrupted, and the shares of their kinds.
         job_s: how long it trains without any interruption. The loss of a start from step 0 depends on this time.
         restart_s: the time from an interruption until it trains again.
-        interval_s: seconds between periodic saves; None for the best interval of each policy. If a save takes longer
-            than this until it is durable, the next one waits for it.
+        interval_s: seconds between periodic saves; None for the best interval of each policy. If a save is not
+            durable after this time, the next save waits until the save is durable.
         blocking_s: how long a periodic save stalls training if training waits for it.
         notice_save_s: the time from SIGTERM until a save is durable.
         stall_s: how long a save of Safepoint stalls training.
         durable_s: the time from the beginning of a save of Safepoint until it is durable.
-        copied_s: the time until its snapshot in memory is complete.
+        copied_s: the time from the beginning of a save of Safepoint until its snapshot in memory is complete.
     """
 
     price_per_hour: float
@@ -75,7 +76,7 @@ class Loss:
         interval_s: seconds of work between its saves; `math.inf` if it has no periodic saves.
         productive: the share of the time that is productive, from 0 to 1.
         hours: hours lost in a month.
-        money: what they cost.
+        money: the price of these hours.
     """
 
     policy: str
@@ -108,8 +109,8 @@ def losses(situation: Situation) -> list[Loss]:
         ("periodic and JIT", blocking, announced),
         ("snapshots and JIT", snapshots, given),
     ):
-        # A save waits until the save before it is durable, so no interval is shorter. `best_interval_s` respects
-        # that.
+        # A save waits until the previous save is durable, so an interval is at least as long as this wait.
+        # `best_interval_s` includes this rule.
         given_s = situation.interval_s
         interval_s = (
             max(given_s, times.durable_lag_s) if given_s is not None else best_interval_s(times, interruptions)
@@ -121,8 +122,8 @@ def losses(situation: Situation) -> list[Loss]:
 def unsaved_share(situation: Situation) -> float:
     """The productive share of a job of L seconds without checkpoints: L / (M·e^(R/M)·(e^(L/M) - 1)).
 
-    Each start has to run for L seconds without an interruption; the denominator is the mean time until one does (Daly
-    2006, equation 13, with a single segment and no save at its end).
+    The job is complete when one start has run for L seconds without an interruption. The denominator is the mean time
+    until then (Daly 2006, equation 13, with a single segment and no save at its end).
     """
     between_s = situation.interruptions.between_s
     length, restart = situation.job_s / between_s, situation.restart_s / between_s
@@ -163,9 +164,9 @@ def example_of_article() -> Sequence[Figure]:
     """The example of Red Hat's article on just-in-time checkpoints: 8 GPUs for 55 $ an hour, 4 interruptions in a
     week.
 
-    Red Hat Developer, "How to train LLMs efficiently with just-in-time checkpointing on OpenShift AI" (2025); its
-    inputs are in the code: a planned training of 72 hours, a failure that loses 3 hours, an epoch of an hour that is
-    lost after 58 minutes, a grace period of 10 minutes, and 10 saves of 10 minutes each.
+    Source: Red Hat Developer, "How to train LLMs efficiently with just-in-time checkpointing on OpenShift AI" (2025).
+    The inputs of the article are a planned training of 72 hours, a failure that loses 3 hours, an epoch of an hour
+    that is lost after 58 minutes, a grace period of 10 minutes, and 10 saves of 10 minutes each.
     """
     price, a_week = 55.0, 4
     epoch, grace = 58 / 60 * price, 10 / 60 * price
@@ -200,7 +201,7 @@ def example_of_article() -> Sequence[Figure]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """One event of a run, as docs/progress.md lists them; the caller reads them.
+    """One event of a run. docs/progress.md lists the events; the caller of this module reads them.
 
     Args:
         time_s: seconds since 1970.
@@ -220,15 +221,15 @@ class PastInterruption:
     """One interruption of a job.
 
     Args:
-        time_s: when the work ended, in seconds since 1970. If all processes were killed, this is the last event
-            before that: the work ended later, and a little more was lost.
-        cause: what it was, by what survived it: `preemption` if the run saved its last step, `ranks` if it resumed
-            from memory, and `machine` otherwise.
-        trained_s: how long the ranks had trained since their start.
-        lost_s: how much of this time had to be done again.
-        down_s: the time until they trained again, without `waiting_s`.
-        waiting_s: after a stop with a save, the time until a launcher started. The job did not have its machines
-            then.
+        time_s: when the work ended, in seconds since 1970. If all processes were killed, this is the time of the last
+            event before the kill. In this case the work ended a little later, and a little more work was lost.
+        cause: the kind of the interruption: `preemption` if the run saved its last step, `ranks` if the run then
+            resumed from memory, and `machine` in all other cases.
+        trained_s: how long the ranks had trained since their start, in seconds.
+        lost_s: the part of `trained_s` whose work was lost.
+        down_s: the time until the ranks trained again, without `waiting_s`.
+        waiting_s: after a stop with a save, the time until a launcher started. During this time, the job did not have
+            its machines.
     """
 
     time_s: float
@@ -262,14 +263,14 @@ class JobHistory:
         return sum(past.down_s for past in self.interruptions)
 
     def lost_without_saves_s(self) -> float:
-        """What the same interruptions would have lost without any checkpoint: the work of every interrupted start.
+        """The work that the same interruptions would have lost without checkpoints: all work of interrupted starts.
 
         The job would have started from step 0 each time, and would never have passed the end of its longest start.
         """
         return sum(past.trained_s for past in self.interruptions)
 
     def lost_with_interval_s(self, interval_s: float) -> float:
-        """What the same interruptions would have lost with a save every `interval_s` seconds and none on SIGTERM.
+        """The work that would have been lost with a save every `interval_s` seconds, and without saves on SIGTERM.
 
         Raises:
             ValueError: `interval_s` is not above 0.
@@ -295,7 +296,7 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
     is_saved = has_finished = is_starting = False
     resumed: tuple[int, bool] = (0, False)
     taken: dict[int, float] = {}
-    """Step → when its state was captured."""
+    """For each step, the time at which its state was captured."""
     for event in sorted(events, key=lambda happened: happened.time_s):
         if event.name == "attempt_started":
             if began_s is not None and not has_finished:
@@ -305,7 +306,7 @@ def read_history(events: Iterable[Happened]) -> JobHistory:
                 again_s = (
                     ended_s if launched_s is None or not is_saved else min(event.time_s, max(ended_s, launched_s))
                 )
-                # If that state is older than this start of the ranks, all work since the start is lost.
+                # If the captured state is older than this start of the ranks, all work since the start is lost.
                 interruptions.append(
                     PastInterruption(
                         time_s=ended_s,

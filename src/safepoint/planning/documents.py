@@ -15,7 +15,7 @@ DOWNLOAD_BYTES_PER_S = 479e6
 
 
 class Breakdown(NamedTuple):
-    """A column of table 6.2, and the sum of section 6.5.3 for it. All figures are GB.
+    """A column of table 6.2, and the sum of section 6.5.3 for this column. All figures are GB.
 
     Args:
         name: the column.

@@ -2,7 +2,7 @@
 
 Every source of interruptions is a Poisson process, so all sources together are a Poisson process, too: the time to
 the next interruption is exponential with the sum of the rates, and its cause is drawn by the shares of the rates.
-Repairs, ageing and bad machines that fail again and again are not modelled: they would come in bursts.
+Repairs, ageing and bad machines that fail again and again are not modelled. Their interruptions would come in bursts.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ DAY_S = 86_400.0
 
 
 class Cause(enum.StrEnum):
-    """The kind of an interruption, which decides what survives it."""
+    """The kind of an interruption. The kind decides which state survives the interruption."""
 
     RANKS = "ranks"
     """Processes end; the memory of their machine stays."""
@@ -23,9 +23,9 @@ class Cause(enum.StrEnum):
     RACK = "rack"
     """All machines of a rack are lost at once."""
     PREEMPTION = "preemption"
-    """A queue stops the whole job, and announces that with SIGTERM. The job waits until it is admitted again."""
+    """A queue stops the whole job, and announces the stop with SIGTERM. The job waits until it is admitted again."""
     RECLAIM = "reclaim"
-    """A cloud takes a spot machine back, and announces that."""
+    """A cloud takes a spot machine back, after an announcement."""
     MAINTENANCE = "maintenance"
     """The job is stopped for planned work, with SIGTERM."""
 
@@ -35,9 +35,9 @@ class Hazard:
     """One source of interruptions of one job.
 
     Args:
-        cause: its kind.
-        per_s: how often it interrupts the job, per second of its running time.
-        notice_s: seconds from the announcement until the processes are killed; 0 if it is not announced.
+        cause: the kind of the interruptions.
+        per_s: the mean number of interruptions in a second in which the job runs.
+        notice_s: seconds from the announcement until the processes are killed; 0 without an announcement.
         waiting_s: mean seconds until the job may start again, without the time of the restart itself.
     """
 
@@ -53,17 +53,17 @@ class FailureModel:
 
     Args:
         name: its name in tables.
-        source: where the rates are from.
+        source: the publication that has the rates.
         machine_per_day: failures of each machine, of all kinds.
         ranks_share: the share of these failures that end only processes, from 0 to 1.
         maintenance_share: the share of these failures that are planned and announced, from 0 to 1.
         rack_per_day: failures of each rack as a whole.
         machines_per_rack: how many machines a rack has.
         preemptions_per_day: how often a queue preempts the job.
-        preemption_notice_s: the grace period of the job.
+        preemption_notice_s: the grace period of the job at a preemption or maintenance, in seconds.
         waiting_s: mean time in the queue after a preemption, in seconds.
         reclaims_per_day: how often each machine is reclaimed as a spot machine.
-        reclaim_notice_s: how long before a reclaim it is announced.
+        reclaim_notice_s: seconds from the announcement of a reclaim until the machine is gone.
 
     Raises:
         ValueError: a value is out of range.

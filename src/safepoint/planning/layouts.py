@@ -1,7 +1,7 @@
 """Two layouts of the same GPUs side by side: few pods with many GPUs, or many pods with few.
 
-The comparison is that of the documents in section 6.5 ("Consider the following two configurations for training with
-six GPUs"): downloads, local storage, start and resume, and the traffic between pods.
+The documents make this comparison in section 6.5 ("Consider the following two configurations for training with six
+GPUs"). It has downloads, local storage, start and resume, and the traffic between pods.
 """
 
 import math
@@ -14,18 +14,19 @@ from safepoint.planning.storage import Run, StoragePlan, plan_storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPlan:
-    """One layout. Sizes are of all pods together, except where another unit is named.
+    """One layout. A size is the total of all pods, if its description does not name another unit.
 
     Args:
         plan: the plan of the run with this layout.
         model_bytes: the downloads of the model, one by each pod.
-        documented_fetch_bytes: what a resume reads from the object store if each pod reads the whole checkpoint.
-        fetch_bytes: what a resume of Safepoint reads, in which the nodes read disjoint parts.
+        documented_fetch_bytes: the bytes that a resume reads from the object store if each pod reads the whole
+            checkpoint.
+        fetch_bytes: the bytes that a resume of Safepoint reads: the nodes read disjoint parts.
         storage_bytes: the size of the emptyDir volumes to request.
         start_s: the time until each pod has the model.
         resume_s: the time until each pod also has the checkpoint.
-        documented_resume_s: this time if each pod reads the whole checkpoint.
-        step_bytes: what each pod sends to others in a step, to average gradients.
+        documented_resume_s: `resume_s` if each pod reads the whole checkpoint.
+        step_bytes: the bytes that each pod sends to other pods in a step, to average gradients.
     """
 
     plan: StoragePlan
@@ -59,7 +60,7 @@ def plan_layout(run: Run, *, nodes: int, gpus: int) -> LayoutPlan:
 
 
 def _step_bytes(plan: StoragePlan, nodes: int) -> int:
-    """What a pod sends in a step, if the GPUs of a pod first reduce among themselves.
+    """The bytes that a pod sends in a step, if the GPUs of a pod first reduce the gradients among themselves.
 
     A ring of n pods moves 2 (n - 1) / n of the gradients through each pod (Patarasuk and Yuan, "Bandwidth optimal
     all-reduce algorithms for clusters of workstations", 2009). FSDP and ZeRO-3 also gather the weights twice, for the
@@ -72,8 +73,8 @@ def _step_bytes(plan: StoragePlan, nodes: int) -> int:
         num_ranks = training.num_ranks
         moved = (gradients + 2 * weights) * num_ranks
         if training.strategy.is_fsdp and training.is_mixed:
-            # Accelerate's policy for mixed precision gathers weights and reduces gradients in 16 bits, also those
-            # that the ranks hold in 32.
+            # Accelerate's policy for mixed precision gathers weights and reduces gradients in 16 bits, even if the
+            # ranks hold them in 32 bits.
             num_trained = sum(math.prod(one.sizes) for one in training.trained)
             frozen = max(0, weights * num_ranks - num_trained * DTYPE_BYTES[training.trained_dtype])
             if DTYPE_BYTES[training.dtype] == 4 and not plan.run.is_quantized:

@@ -2,7 +2,7 @@
 
 Promises: no tensor is read and no package for training is imported. Files are read within limits: pipes, devices and
 files that are too large are refused with a message. Links are followed, because the cache of the Hugging Face Hub
-consists of them.
+consists of links.
 """
 
 import math
@@ -42,7 +42,7 @@ _SPELLINGS = {
     "float": "float32",
     **{name: name for name in ("float32", "float16", "bfloat16")},
 }
-"""The types in which weights are trained."""
+"""For each spelling of a type in which weights are trained, torch's name of the type."""
 _QUANTIZED_HINT = "pass the config.json of the model that was quantized; for QLoRA add --lora-rank and --quantized"
 
 
@@ -56,13 +56,13 @@ class ModelShape:
         family: the `model_type`, or None if it is not known.
         dtype: the type of the weights in the files, a name of torch; None if it is not known. A `config.json` may
             state a type in which no model is trained: `dtype_of` checks it.
-        tensors: parameters and persistent buffers; a tied weight is one of them.
+        tensors: parameters and persistent buffers. A tied weight is listed once, by its first name.
         tied: the further names of tied weights.
-        is_exact: whether the tensors are those of the model. If False, they are an estimate from a parameter count.
+        is_exact: whether the tensors are exact. If False, they are an estimate from a parameter count.
         tokenizer_bytes: the size of the tokenizer's files in the folder of the model.
         stored_bytes: the size of the files with weights. None if there are no files; then the tensors give the size.
-        is_quantized: whether `config.json` says that the weights are loaded in fewer bits than those of `tensors`.
-        doubt: why such a model is unusual, for people; empty if it is not.
+        is_quantized: whether the weights are loaded in fewer bits than `dtype` has, as `config.json` states.
+        doubt: why such a model is unusual, for people; empty if it is usual.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ModelShape:
 
 
 def dtype_of(text: str, option: str = "--dtype") -> str:
-    """Torch's name of a type that a user has written: `bf16`, `bfloat16`, `torch.bfloat16`.
+    """Torch's name of the type of weights that a user has written as `bf16`, `bfloat16` or `torch.bfloat16`.
 
     Raises:
         UsageError: the text is not the type of a weight.
@@ -104,7 +104,7 @@ def dtype_of(text: str, option: str = "--dtype") -> str:
 def read_model(path: Path) -> ModelShape:
     """The model in a folder, or of a `config.json`.
 
-    In a folder, the headers of safetensors files are used if there are any, and otherwise `config.json`.
+    In a folder, the headers of the safetensors files are read. If there are no such files, `config.json` is read.
 
     Raises:
         UsageError: there is no such file, or it does not describe a model.
@@ -144,7 +144,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def of_config(config: Mapping[str, Any], *, name: str, where: str) -> ModelShape:
-    """The model that a `config.json` describes. A model with several towers is refused.
+    """The model that a `config.json` describes. A model of several parts, such as text and images, is refused.
 
     Raises:
         UsageError: the family is not known, or a field is missing or invalid.
@@ -175,8 +175,8 @@ def _of_folder(folder: Path) -> ModelShape:
     if config is None and (not files or os.path.lexists(folder / "adapter_config.json")):
         raise UsageError(
             f"{folder} holds no model: there is no config.json; nothing was computed",
-            hint="pass the folder of a model (for an adapter, that of its base model), or --params with the "
-            "number of parameters, such as 8B",
+            hint="pass the folder of a model, or --params with the number of parameters, such as 8B; for an adapter, "
+            "pass the folder of its base model",
         )
     name = folder.absolute().name
     if not files:
@@ -225,10 +225,10 @@ def _of_folder(folder: Path) -> ModelShape:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that `from_pretrained` reads: one file, those of an index, or those with a model's name.
+    """The safetensors files that `from_pretrained` reads: one file, the files of an index, or files named as a model.
 
     Raises:
-        UsageError: some of these files are missing. A plan without them would be that of a smaller model.
+        UsageError: some of these files are missing. A plan without them would be for a smaller model.
     """
     # Other files may hold an adapter, or the same weights again, such as `consolidated.safetensors`.
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("adapter_")]
@@ -242,7 +242,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if not wanted:
         for part in filter(None, map(_PART_OF.fullmatch, models)):
             count, width = int(part[4]), len(part[2])
-            # A name may state any number of files, so the number of existing files limits how many are listed.
+            # A name may state any number of files, so at most `_MAX_FILES` names are listed.
             wanted |= {f"{part[1]}{number:0{width}}{part[3]}" for number in range(1, min(count, _MAX_FILES) + 1)}
     missing = sorted(wanted - names)
     if missing:
@@ -304,12 +304,12 @@ _LAYERS = (
     (70e9, 80),
     (405e9, 126),
 )
-"""(parameters, layers) of models that are published: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 2.5 14B and 32B."""
+"""(parameters, layers) of published models: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 2.5 14B and 32B."""
 _VOCABULARY = 128_256
 _LEAST_WIDTH = 8
 _USUAL_RATIOS = (1, 16)
 _POSSIBLE_RATIOS = (1 / 16, 64)
-"""The rows of the feed-forward part for each column of a layer: published models have 2.5 to 8."""
+"""The width of the feed-forward part, divided by the width of the layer. Published models have 2.5 to 8."""
 
 
 def of_count(
@@ -319,9 +319,9 @@ def of_count(
 
     Args:
         num_parameters: the number of parameters of the whole model.
-        layers: the number of layers; by default that of published models of the same size.
-        hidden: the width of a layer, at least 8; by default chosen so that layers and parameters fit.
-        vocabulary: the number of rows of the embedding.
+        layers: the number of layers; None for the number that published models of about this size have.
+        hidden: the width of a layer, at least 8; None for a width that fits the layers and the parameters.
+        vocabulary: the number of rows of the embedding; None for 128,256, or fewer if the model is small.
 
     Raises:
         UsageError: no such model has so few parameters, or the numbers contradict each other: the number of layers
@@ -380,7 +380,7 @@ def of_count(
 
 
 def _check_shape(num_parameters: int, depth: int, width: int, between: int) -> str:
-    """Refuse numbers that contradict each other. Returns why the model is unusual, if it is.
+    """Refuse numbers that contradict each other. Return why the model is unusual; empty if it is usual.
 
     Raises:
         UsageError: the numbers contradict each other. Without this check, the feed-forward part would get all
@@ -404,8 +404,8 @@ def _check_shape(num_parameters: int, depth: int, width: int, between: int) -> s
     if _USUAL_RATIOS[0] <= ratio <= _USUAL_RATIOS[1]:
         return ""
     return (
-        f"{wanted} is an unusual model: the feed-forward part of a layer has {ratio:.3g} times the width, and that "
-        "of published models has 2.5 to 8 times. Check --params, --layers and --hidden"
+        f"{wanted} is an unusual model: the feed-forward part of a layer has {ratio:.3g} times the width of the "
+        "layer, and in published models 2.5 to 8 times. Check --params, --layers and --hidden"
     )
 
 

@@ -37,7 +37,7 @@ class Curve:
     Args:
         name: its label at the right end.
         points: x and y, sorted by x.
-        half_widths: for each point, half of its confidence interval. If empty, no intervals are drawn.
+        half_widths: for each point, the half width of its confidence interval. If empty, no intervals are drawn.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Axis:
     is_log: bool = False
 
     def __post_init__(self) -> None:
-        # Otherwise the picture would run backwards, or divide by 0.
+        # With other ticks, the picture would run backwards, or a division by 0 would occur.
         if len(self.ticks) < 2 or any(not low < high < math.inf for low, high in pairwise(self.ticks)):
             raise ValueError(f"ticks is {[*self.ticks]!r}: give at least two finite numbers that rise")
         if self.is_log and self.ticks[0] <= 0:
-            raise ValueError(f"ticks begins with {self.ticks[0]!r}, and those of a logarithmic axis must be above 0")
+            raise ValueError(f"ticks begins with {self.ticks[0]!r}: a logarithmic axis needs ticks above 0")
 
     def share(self, value: float) -> float:
         """The position of the value between the first tick (0) and the last one (1), limited to this range."""
@@ -100,8 +100,8 @@ class Mark(NamedTuple):
 def rising_ticks(low: float, high: float) -> list[float]:
     """Round values for an axis, at most seven, from `low` or less to `high` or more.
 
-    The axis begins at 0 if the values are far apart. If all of them are close to `high`, it begins just below them.
-    Otherwise, curves that differ little would cover each other.
+    The axis begins at 0 if the values are far apart. If all of them are close to `high`, it begins just below them:
+    on an axis from 0, curves that differ little would cover each other.
     """
     if low < high / 2:
         low = 0.0
@@ -117,8 +117,8 @@ def rising_ticks(low: float, high: float) -> list[float]:
 def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
     """The first lines of a picture: its size, its words for screen readers, and its colours.
 
-    Classes: `s0` to `s7` are the colours of series, as lines; `f0` to `f7` the same as areas; `grid` and `axis` are
-    lines, and text without a class is readable on both kinds of pages.
+    Classes: `s0` to `s7` are the colours of series for lines, and `f0` to `f7` are the same colours for areas. `grid`
+    and `axis` are lines. Text without a class is readable on both kinds of pages.
     """
     light = "".join(_rules(number, pair[0]) for number, pair in enumerate(_COLOURS))
     dark = "".join(_rules(number, pair[1]) for number, pair in enumerate(_COLOURS))
@@ -210,8 +210,8 @@ def curves(
         )
     for mark in marks:
         at, beside = at_y(mark.y), _width(mark.text) / 2
-        # Well above the point, because other curves may be close to it; below the point only at the top of the
-        # picture.
+        # The text is well above the point, because other curves may be close to the point. At the top of the picture,
+        # the text is below the point.
         line, text = (-6, -62) if at - 80 > _TOP else (6, 72)
         middle = min(right - beside, max(_LEFT + beside, at_x(mark.x)))
         lines.append(
@@ -234,7 +234,7 @@ def _shortened(text: str, most: float, *, size: int = 13) -> str:
 
 
 def _apart(places: Sequence[float], texts: Sequence[str]) -> list[int]:
-    """The texts that do not cover each other, by their numbers; the first and the last one are among them."""
+    """The numbers of texts that do not cover each other. The first and the last text are always included."""
     chosen = [0]
     last = len(texts) - 1
 
@@ -254,8 +254,8 @@ class Bar(NamedTuple):
         name: the text beside the bar.
         parts: the name and the value of each part; equal names have one colour in all bars.
         label: the text after the bar, such as the sum.
-        texts: for each part, its value as a text, which is shown in the part if there is space. If empty, none is
-            shown.
+        texts: the value of each part as a text. The text is shown in the part if there is space. If empty, no values
+            are shown.
     """
 
     name: str

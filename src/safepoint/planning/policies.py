@@ -1,15 +1,15 @@
-"""What different programs do about interruptions, and what their saves cost on a number of ranks.
+"""The policies of different programs for interruptions, and the cost of their saves on a number of ranks.
 
-The costs that differ between programs are measured by the benchmarks of this project, in docs/benchmarks.md; those of
-the platform are the same for all programs. What is measured:
+The costs of the platform are the same for all programs. The other costs come from this project's benchmarks
+(docs/benchmarks.md):
 
 - The Trainer's save stalls for 1.30 times what the disk needs (Snapshots, 2026-11-22: 1.015 s and 0.783 s).
 - DLRover's copy at the boundary takes 63 ms for each GB of a rank (CUDA models, H200, 2026-11-26: to copy all tensors
-  to the host at the boundary takes 378 ms for 5.99 GB). It is durable after 2.03 times what the disk needs
+  to the host at the boundary takes 378 ms for 5.99 GB). The copy is durable after 2.03 times what the disk needs
   (Snapshots, 2026-11-22: 1.587 s and 0.783 s).
 - A save of Safepoint stalls for 1.2 ms, and 0.19 ms for each GB of a rank (CUDA models, 2026-11-26: the call takes
   1.45 ms, the stall is 0.003 of the pause of the peer). Its snapshot is complete after 19 ms for each GB (53 GB/s).
-  It is durable after 1.04 times what the disk needs (Snapshots, 2026-11-22: 0.814 s and 0.783 s).
+  The save is durable after 1.04 times what the disk needs (Snapshots, 2026-11-22: 0.814 s and 0.783 s).
 - After SIGTERM, Safepoint needs the rest of the step and 0.06 s before it saves; the Trainer first waits for 3 s
   (SIGTERM, 2026-11-21).
 - Loading from memory takes 0.59 s for each GB of a rank (Restart from memory, 2026-11-21).
@@ -26,7 +26,7 @@ from safepoint.planning.failures import Cause, Hazard, between_s
 MEASURED = "docs/benchmarks.md, 2026-11-21 to 2026-11-26"
 _GB = 1e9
 _SNAPSHOT_SHARE = 0.01
-"""`--snapshot-steps auto` takes snapshots as often as possible while they take less than this share of the time."""
+"""`--snapshot-steps auto` takes snapshots as often as possible, but for at most this share of the training time."""
 
 
 class OnNotice(enum.StrEnum):
@@ -41,15 +41,15 @@ class OnNotice(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a program does.
+    """When a program saves, and the costs of its saves.
 
     Args:
         name: its name in tables.
         description: one sentence.
         fixed_interval_s: seconds of work between saves; None for the best interval for its costs and the failures.
-        longest_interval_s: the best interval is not longer than this.
-        on_notice: what it does on SIGTERM.
-        notice_delay_s: how long after SIGTERM the save begins, besides the rest of the step.
+        longest_interval_s: the upper limit of the best interval, in seconds.
+        on_notice: what the program does on SIGTERM.
+        notice_delay_s: seconds from SIGTERM until the save begins, in addition to the rest of the step.
         stall_s: how long a save stalls training, in addition to the next two fields.
         stall_s_per_gb: the stall for each GB of a rank.
         stall_of_write: the stall for each second of writing. With 1 and more, training waits for the whole save.
@@ -57,9 +57,9 @@ class Policy:
         write_factor: the time of a save, divided by the time that the disk needs for its bytes.
         keeps_memory: whether the newest snapshot survives the end of the ranks.
         replicates: whether a machine in another rack has the newest snapshot too.
-        snapshots: whether, besides its saves, it takes snapshots as often as possible in 1 % of the time.
+        snapshots: whether it also takes snapshots between its saves, as often as possible in 1 % of the time.
         votes: whether all ranks vote in each step.
-        exists: whether a user can have it today.
+        exists: whether a program offers this policy today.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Policy:
 
 
 class Kept(enum.Enum):
-    """What is left of the work after an interruption."""
+    """The part of the work that is left after an interruption."""
 
     ALL = 0
     SNAPSHOT = 1
@@ -90,23 +90,23 @@ class Kept(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A policy on a number of ranks, in seconds: all that a simulation needs.
+    """A policy on a number of ranks: all values that a simulation needs, in seconds.
 
     Args:
-        interval_s: work between two saves; `math.inf` if there are only saves on an announcement.
+        interval_s: work between two saves; `math.inf` if saves are made only on an announcement.
         stall_s: how long a save stalls training.
         durable_s: the time from the beginning of a save until it is durable, at least `stall_s`.
         copied_s: the time from the beginning of a save until its snapshot in memory is complete, at least `stall_s`.
         on_notice: what happens on an announcement.
         notice_needed_s: the time from an announcement until everything is durable.
         keeps_memory: whether the newest snapshot survives the end of the ranks.
-        replicates: whether it survives the loss of a machine or a rack.
-        snapshot_every_s: work between two snapshots besides the saves; None if there are none.
+        replicates: whether the newest snapshot survives the loss of a machine or a rack.
+        snapshot_every_s: work between two snapshots between the saves; None without such snapshots.
         snapshot_stall_s: how long such a snapshot stalls training.
         ranks_restart_s: the time from the end of the ranks until training works again from memory.
         machine_restart_s: the time from the loss of a machine until training works again, without loading.
         load_s: the time to load the state from the store.
-        load_memory_s: the time to load it from memory, or from the memory of other machines.
+        load_memory_s: the time to load the state from memory, or from the memory of other machines.
         pace: the share of a step that the vote leaves for work.
     """
 
@@ -135,14 +135,14 @@ class Plan:
                 raise ValueError(f"{name} is {value!r}, and must not be below 0")
 
     def keeps(self, hazard: Hazard) -> Kept:
-        """What is left of the work after an interruption of this kind."""
+        """The part of the work that is left after an interruption of this kind."""
         announced = hazard.notice_s > 0 and hazard.notice_s >= self.notice_needed_s
         if announced and self.on_notice is OnNotice.SAVE:
             return Kept.ALL
         if announced and self.on_notice is OnNotice.NEWEST_SNAPSHOT:
             return Kept.SNAPSHOT
-        # A job that is stopped as a whole leaves its machines: their memory is lost, unless only processes have
-        # ended.
+        # If only processes end, the memory of their machines stays. In all other cases, the job leaves its machines,
+        # and their memory is lost.
         if hazard.cause is Cause.RANKS and self.keeps_memory:
             return Kept.SNAPSHOT
         if hazard.cause in {Cause.MACHINE, Cause.RACK, Cause.RECLAIM} and self.replicates:
@@ -212,7 +212,10 @@ def whole_steps_s(least_s: float, step_s: float) -> float:
 
 
 def estimate_of(plan: Plan, hazards: tuple[Hazard, ...]) -> tuple[SaveTimes, Interruptions]:
-    """The plan and its hazards in the three kinds of `safepoint.estimates.interval`, each with its mean restart."""
+    """The inputs of `safepoint.estimates.interval` for a plan and its hazards.
+
+    The hazards are grouped into three kinds of interruptions. Each kind has the mean restart time of its hazards.
+    """
     total = sum(hazard.per_s for hazard in hazards)
     share = dict.fromkeys(Kept, 0.0)
     restart_s = dict.fromkeys(Kept, 0.0)
@@ -237,7 +240,7 @@ def estimate_of(plan: Plan, hazards: tuple[Hazard, ...]) -> tuple[SaveTimes, Int
 
 
 def expected_ettr(plan: Plan, hazards: tuple[Hazard, ...]) -> float:
-    """The ETTR by the closed form, which counts a snapshot from which ranks resume as durable at once."""
+    """The ETTR by the formula. The formula counts a snapshot from which ranks resume as durable at once."""
     if not hazards:
         return (
             plan.pace

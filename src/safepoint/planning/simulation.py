@@ -1,15 +1,15 @@
 """A discrete-event simulation of a training that is interrupted and resumed, over days or years.
 
-The events are interruptions and the ends of restarts. Between two events, saves have equal distances, so their
-number, and which of them were durable, are computed without further events. A year of a job that saves every second
-takes no longer to simulate than a year of one that never saves.
+The events are interruptions and the ends of restarts. Between two events, saves have equal distances. So the number
+of saves, and the number of durable saves, are computed without further events. The simulation of a year takes no
+longer for a job that saves every second than for a job that never saves.
 
-What survives is exact for each interruption: the newest durable save, the newest complete snapshot, or all work. A
-snapshot from which ranks resume is durable only after the keeper has written it. If the machine is lost before that,
-the snapshot is lost, too. An interruption during a restart begins another one. While a job waits in a queue, nothing
-fails.
+For each interruption, the surviving state is exact: the newest durable save, the newest complete snapshot, or all
+work. A snapshot from which ranks resume is durable only after the keeper has written it. If the machine is lost
+before that, the snapshot is lost, too. An interruption during a restart begins another restart. While a job waits in
+a queue, nothing fails.
 
-The simulation is deterministic: trial n of a seed always draws the same interruptions, whatever the policy.
+The simulation is deterministic: trial n of a seed draws the same interruptions for every policy.
 """
 
 import math
@@ -27,15 +27,15 @@ _Z = 1.959964
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What became of the time of one simulated job, in seconds.
+    """How one simulated job has used its time, in seconds.
 
     Args:
         productive_s: work that was not lost, in seconds at the full pace.
         repeated_s: work that was lost, and has to be done again.
         stalled_s: the time in which training waited for saves, snapshots and votes.
         down_s: the time of restarts, and of saves on an announcement.
-        waiting_s: the time in a queue, which is not a part of the ETTR.
-        num_interruptions: how often it was interrupted.
+        waiting_s: the time in a queue. This time is not a part of the ETTR.
+        num_interruptions: how often the job was interrupted.
         num_events: the number of interruptions, ends of restarts and saves.
     """
 
@@ -83,7 +83,7 @@ class Simulated:
         return Estimate.of([trial.ettr for trial in self.trials])
 
     def hours(self, *names: str) -> Estimate:
-        """The hours that these fields of a trial add up to."""
+        """The sum of these fields of a trial, in hours."""
         return Estimate.of([sum(getattr(trial, name) for name in names) / 3600 for trial in self.trials])
 
     @property
@@ -93,12 +93,12 @@ class Simulated:
 
     @property
     def num_interruptions(self) -> int:
-        """Of all trials."""
+        """The number of interruptions in all trials."""
         return sum(trial.num_interruptions for trial in self.trials)
 
     @property
     def num_events(self) -> int:
-        """Interruptions, ends of restarts and saves of all trials."""
+        """The number of interruptions, ends of restarts and saves in all trials."""
         return sum(trial.num_events for trial in self.trials)
 
 
@@ -138,7 +138,7 @@ def replay(
 
     Args:
         plan: what the job does.
-        hazards: what an interruption may be.
+        hazards: the kinds of interruptions.
         interruptions: for each interruption, the seconds since the interruption before it, and the index of its
             hazard.
         duration_s: how long the job runs.
@@ -196,8 +196,8 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
             down_s += duration_s - now_s
             break
         if gap_s < restart_s:
-            # The restart was interrupted, and another one begins. What the ranks were about to resume from is lost if
-            # only memory had it.
+            # The restart was interrupted, and another restart begins. If only memory holds the state from which the
+            # ranks were resuming, an interruption that loses the memory also loses this state.
             num_interruptions += 1
             now_s += gap_s
             down_s += gap_s
@@ -232,7 +232,8 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
         num_interruptions += 1
         kept, restart_s, wait_s, _ = kinds[number]
         done_s = start_s + work_s
-        # The newest durable state: what the ranks resumed from, if it is durable by now, or the newest durable save.
+        # The newest durable state is the newest durable save since the start of the ranks. If there is no such save,
+        # it is the state from which the ranks resumed, if this state is durable by now.
         if now_s >= commit_s:
             durable_s = start_s
         if not is_endless and run_s > late_s:

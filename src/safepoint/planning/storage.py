@@ -1,9 +1,9 @@
-"""What a run needs on disks, in memory and in time, beside the formula of OpenShift AI's documents, term by term.
+"""The disks, memory and time that a run needs, compared term by term with the formula of OpenShift AI's documents.
 
-The formula is that of "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat
+The formula comes from "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat
 OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N x checkpoint_size + consolidation_peak +
-final_model + safety_buffer, for each pod. Beside it is what Safepoint has on the disk at the worst moment, which
-follows from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
+final_model + safety_buffer, for each pod. For each term, there is also the most that Safepoint has on the disk. This
+value follows from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
 `checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload
 at a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a
 disk), and `snapshot/keeper_client/arena.py` (memory).
@@ -74,15 +74,15 @@ class Run:
 
     Args:
         model: the model.
-        training: what decides the files of a checkpoint.
+        training: the facts on which the files of a checkpoint depend.
         nodes: the number of pods.
         gpus: the number of ranks of each pod.
-        keep: how many checkpoints stay locally: `save_total_limit`.
-        store_keep: how many checkpoints stay in the object store; None for all.
-        grace_s: the time between SIGTERM and SIGKILL.
-        step_s: how long a training step takes; a save waits for the end of the step.
+        keep: the number of checkpoints that stay locally (`save_total_limit`).
+        store_keep: the number of checkpoints that stay in the object store; None for all.
+        grace_s: the time between SIGTERM and SIGKILL, in seconds.
+        step_s: the time of a training step, in seconds. A save waits for the end of the step.
         speeds: the speeds of disks and networks.
-        slots: how many snapshots the host memory holds; None for the number that a run chooses.
+        slots: the number of snapshots that the host memory holds; None for the number that a run chooses.
         is_quantized: whether the base model is in 4 bits (QLoRA).
         measured_bytes: the size of a checkpoint that the job has written; it replaces the computed size.
     """
@@ -127,7 +127,7 @@ class Run:
 
     @property
     def margin_s(self) -> float:
-        """As `RunSettings.margin_s`: every rank exits this long before the platform's SIGKILL."""
+        """The seconds from the exit of every rank until the platform's SIGKILL, as in `RunSettings.margin_s`."""
         return min(3.0, 0.2 * self.grace_s)
 
 
@@ -180,11 +180,11 @@ class Times(NamedTuple):
 
     Args:
         claim_s: to write a checkpoint to one claim. All nodes share the claim and its speed.
-        write_s: to write a node's part to a disk of its own, on the node that writes most.
+        write_s: to write a node's part of a checkpoint to the node's own disk, for the node that writes most.
         upload_s: to upload the checkpoint; nodes with folders of their own upload at the same time.
         model_s: to download the model into each pod.
         fetch_s: to fetch a checkpoint at a resume: each node fetches a part, and the nodes exchange the parts.
-        documented_fetch_s: to fetch it if each pod downloads everything.
+        documented_fetch_s: to fetch a checkpoint if each pod downloads the whole checkpoint.
     """
 
     claim_s: float
@@ -201,7 +201,7 @@ class GraceFit(NamedTuple):
     Args:
         needed_s: the time of the running step and of the save.
         usable_s: the grace period without Safepoint's margin.
-        fits: whether it is enough.
+        fits: whether `usable_s` is enough.
         grace_s: the shortest grace period that is enough.
     """
 
@@ -213,7 +213,7 @@ class GraceFit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoragePlan:
-    """The answer.
+    """The storage, the memory and the times that a run needs.
 
     Args:
         run: the run.
@@ -222,15 +222,17 @@ class StoragePlan:
         weights_bytes: the size of the model's files, as they are downloaded.
         final_bytes: the size of the finished model.
         memory: the memory of one rank on its device.
-        first_pod: the pod that writes most, with a folder of its own (emptyDir) and an object store.
-        other_pod: each other pod; None with one pod.
-        claim_bytes: a claim that all pods share, in whole GiB; the model's download is not in it.
-        cache_bytes: what each pod then needs for the downloaded model, with the safety buffer, in whole GiB.
-        bucket_bytes: what the object store holds at most with `store_keep`; None without a limit.
+        first_pod: the storage of the pod that writes most, with a folder of its own (emptyDir) and an object store.
+        other_pod: the storage of each other pod; None with one pod.
+        claim_bytes: the size of a claim that all pods share, in whole GiB. It does not include the downloaded model.
+        cache_bytes: with such a claim, the size of each pod's volume for the downloaded model, with the safety
+            buffer, in whole GiB.
+        bucket_bytes: the most that the object store holds with `store_keep`; None without a limit.
         snapshot_bytes: host memory for snapshots on the first node, if all nodes share a folder.
         times: durations.
         in_folder: whether a save to one claim that all pods share fits the grace period.
-        in_store: whether it fits if it must be uploaded too, because the pod's folder is deleted with the pod.
+        in_store: whether a save and its upload fit the grace period. A pod's own folder is deleted with the pod, so
+            the upload has to be complete.
     """
 
     run: Run
@@ -255,12 +257,12 @@ class StoragePlan:
 
 
 def whole_gib(num_bytes: int) -> int:
-    """Rounded up to whole GiB."""
+    """A size, rounded up to whole GiB, in bytes."""
     return -(-num_bytes // _GIB) * _GIB
 
 
 def plan_storage(run: Run) -> StoragePlan:
-    """Compute what a run needs."""
+    """Compute the storage, the memory and the times that a run needs."""
     training = run.training
     groups = tuple(files_of(training))
     computed = checkpoint_bytes(groups)

@@ -1,7 +1,7 @@
-"""Computes, before a job is submitted, what it needs: its local folder, its memory and its grace period.
+"""Computes the needs of a job before it is submitted: the size of its local folder, its memory and its grace period.
 
 The rules are in docs/adr/0026-sizes-that-a-job-asks-for.md. In short: the size of the local folder is an upper bound,
-because Kubernetes evicts a pod whose folder exceeds its limit. The other figures are what the plan expects.
+because Kubernetes evicts a pod whose folder exceeds its limit. The other figures are expected values.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from safepoint.planning.model import ModelShape, adapter_of, dtype_of, short_cou
 from safepoint.planning.storage import Run, plan_storage, whole_gib, with_buffer
 
 _MORE_CHECKPOINTS = 4
-"""In addition to the N that are kept: the best checkpoint, the one that is being written, the one that is being
-uploaded, and one that is damaged or that another process reads."""
+"""The number of checkpoints in the folder in addition to the N that are kept: the best checkpoint, one that is being
+written, one that is being uploaded, and one that is damaged or that another process reads."""
 _OWN_MODELS = 2
 """How many times a script may save the finished model into the folder itself, in 32 bits."""
 _OTHER_FILES_BYTES = 10 * 10**9
@@ -32,12 +32,12 @@ def needs_of(
     Args:
         job: the job.
         arguments: the arguments of its program.
-        code: the folder that is sent along.
+        code: the folder that is sent to the pods; None without such a folder.
         model_uri: the `storage_uri` of its model initializer.
 
     Returns:
-        The needs. If the model is here and cannot be planned, `problem` says why. None if no model is named, or if
-        the model is not on this machine.
+        The needs. If the model is on this machine and its needs cannot be computed, `problem` says why. None if no
+        model is named, or if the model is not on this machine.
     """
     given = read_job_arguments(arguments, code=code)
     try:
@@ -104,11 +104,11 @@ def _expected(job: JobOutline, given: JobArguments, shape: ModelShape, gpus: int
 
 
 def _most_bytes(given: JobArguments, shape: ModelShape, *, num_ranks: int) -> int:
-    """The largest checkpoint of all strategies: that of ZeRO-2, with weights in 32 bits and AdamW.
+    """The size of the largest checkpoint of all strategies: ZeRO-2, with weights in 32 bits and AdamW.
 
     ZeRO-2 writes the weights twice and the optimizer's states with another copy of the weights. ZeRO-3 with
-    `stage3_gather_16bit_weights_on_model_save` writes less, and so does every optimizer that is known. An adapter
-    counts with all linear layers, whichever of them are adapted. The tests compare all strategies and optimizers.
+    `stage3_gather_16bit_weights_on_model_save` writes less, and so do all other known optimizers. An adapter is
+    computed for all linear layers, even if fewer are adapted. The tests compare all strategies and optimizers.
     """
     adapter = () if given.lora_rank is None else adapter_of(shape, rank=given.lora_rank, targets=("all-linear",))
     if given.lora_rank is not None and given.lora_targets:
@@ -128,7 +128,7 @@ def _most_bytes(given: JobArguments, shape: ModelShape, *, num_ranks: int) -> in
 
 
 def _kept(job: JobOutline, given: JobArguments) -> int | None:
-    """How many checkpoints stay in the folder at most; None if no known setting limits their number."""
+    """The maximum number of checkpoints that stay in the folder; None if no known setting limits the number."""
     if job.is_unbounded:
         return None
     return max((count for count in (job.num_kept, given.keep) if count is not None), default=None)
@@ -136,7 +136,7 @@ def _kept(job: JobOutline, given: JobArguments) -> int | None:
 
 def _unlimited(given: JobArguments, named: NamedModel, keep: int | None, *, is_alone: bool) -> str:
     if keep is None:
-        return "how many checkpoints stay in it is not known (--save-total-limit limits their number)"
+        return "it is not known how many checkpoints stay in it (--save-total-limit limits their number)"
     if not named.is_certain:
         return "no argument says that this model is trained (--model_name_or_path PATH says so)"
     if given.strategy is None and not is_alone:

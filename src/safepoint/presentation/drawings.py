@@ -1,4 +1,4 @@
-"""Shapes that templates draw as SVG: small curves, and the timeline of a job. Numbers only, no text of users."""
+"""Shapes that templates draw as SVG: curves, and the timeline of a job. The shapes themselves have only numbers."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from safepoint.progress.metric_history import MetricPoint
 
 _MOST_POINTS = 400
 _SPARK_SIZE, _CURVE_SIZE = (96, 22), (600, 140)
-"""Width and height, as in the view boxes of `parts.html`."""
+"""Width and height, as in the attributes `viewBox` of `parts.html`."""
 _MARKS: Mapping[str, str] = {
     "saved": "save",
     "snapshot_taken": "snapshot",
@@ -42,8 +42,8 @@ class Curve:
 
     Args:
         name: the name of the metric.
-        points: `x,y x,y …`, as the attribute of a polyline.
-        breaks: the x of each interruption.
+        points: `x,y x,y …`, as the attribute `points` of a polyline.
+        breaks: the position of each interruption, as an x in `points`.
         lowest: the lowest value.
         highest: the highest value.
         last: the newest value.
@@ -103,7 +103,7 @@ def metric_names(points: Sequence[MetricPoint]) -> list[str]:
 
 
 def num_metrics(points: Sequence[MetricPoint]) -> int:
-    """How many metrics a job has, also those without a curve."""
+    """How many metrics a job has, including metrics without a curve."""
     return len({name for point in points for name in point.values})
 
 
@@ -111,7 +111,7 @@ def _polyline(points: Sequence[tuple[int, float]], width: int, height: int) -> s
     low, high = min(value for _, value in points), max(value for _, value in points)
     begin, end = points[0][0], points[-1][0]
     across, up = (end - begin) or 1, (high - low) or 1.0
-    if not math.isfinite(up):  # the two largest floats are further apart than a float can hold
+    if not math.isfinite(up):  # the difference of two large floats may be infinite
         return ""
     return " ".join(
         f"{(x - begin) / across * width:.1f},{1 + (high - value) / up * (height - 2):.1f}" for x, value in points
@@ -126,7 +126,7 @@ class Mark:
         x: its position, from 0 to 1000.
         kind: one of `LANES`.
         time: RFC 3339 UTC.
-        step: its step; None if it has none.
+        step: its step; None if the event has no step.
     """
 
     x: float
@@ -141,7 +141,7 @@ class Bar:
 
     Args:
         x: the position of its beginning, from 0 to 1000.
-        width: how long it is.
+        width: its width, in the same unit.
         attempt: the attempt.
     """
 

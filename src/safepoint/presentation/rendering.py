@@ -21,7 +21,7 @@ from safepoint.foundation.units import format_age, format_bytes, format_duration
 from safepoint.presentation.tones import OTHER_WORDS
 
 _MOST_CHARACTERS = 16_384
-"""Of one value: a stranger may have written it."""
+"""How many characters of one value are shown, because a stranger may have written the value."""
 _DAY_S = 86_400.0
 _DAYS_FROM_S = 2 * _DAY_S
 _MOST_SPAN_S = 1000 * _DAY_S
@@ -30,7 +30,7 @@ NOTHING = "—"
 
 
 def _finalize(value: Any) -> Any:
-    """A value in a template. Markup comes from templates only."""
+    """The text of a value in a template. Values of type `Markup` come from templates only."""
     if value is None:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):
@@ -41,7 +41,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _time(time: str | float | None, *, is_age: bool = True) -> Markup:
-    """A `time` element: how long ago, with the exact time in UTC. The script replaces UTC by the viewer's zone."""
+    """A `time` element: the age of a time, and the exact time in UTC. A script shows it in the viewer's time zone."""
     if time is None or time == "":
         return Markup(NOTHING)
     try:
@@ -63,7 +63,7 @@ def _short_date(date: datetime.datetime) -> str:
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    """A number with few digits, `—` for None."""
+    """A number with few digits; `—` for None and for a value that is not finite."""
     if value is None or not math.isfinite(value):
         return NOTHING
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
@@ -89,16 +89,19 @@ def _size(num_bytes: int | None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as a part of an address. A path on this machine may have bytes that are not UTF-8; Jinja's own filter
-    `urlencode` raises an exception then."""
+    """A text as a part of an address.
+
+    A path on this machine may have bytes that are not UTF-8. Jinja's own filter `urlencode` raises an exception for
+    such a path.
+    """
     return quote(text, safe="/", errors="surrogateescape")
 
 
 def make_environment(package: str) -> jinja2.Environment:
-    """The templates of a package, which may use the templates of this package.
+    """The Jinja environment of a package. Its templates may also use the templates of `safepoint.presentation`.
 
     Args:
-        package: its name; its templates are in the folder `templates`.
+        package: the name of the package, which has its templates in the folder `templates`.
     """
     loaders = [jinja2.PackageLoader(one, "templates") for one in (package, "safepoint.presentation")]
     environment = jinja2.Environment(

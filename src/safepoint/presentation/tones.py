@@ -1,4 +1,4 @@
-"""The colour of each state of a job, and the word that OpenShift AI has for it."""
+"""The colour of each state of a job, and the word that OpenShift AI uses for the state."""
 
 from collections.abc import Mapping
 
@@ -27,4 +27,4 @@ OTHER_WORDS: Mapping[JobState, str] = {
     JobState.SUSPENDED: "Paused",
     JobState.PREEMPTED: "Preempted or Suspended",
 }
-"""The word for a state on OpenShift AI's page of training jobs, if it differs."""
+"""The word for a state on OpenShift AI's page of training jobs, if this word differs from Safepoint's."""

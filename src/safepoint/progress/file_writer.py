@@ -1,7 +1,8 @@
 """Keeps small files up to date on a thread of its own, at most twice a second.
 
 A caller only reports that the content has changed, so the caller never waits for a slow folder. The last change is
-written even if no other change follows. The files are not fsynced. A failed write, as on a full disk, is dropped.
+written even if no other change follows. The files are not fsynced. If a write fails, for example on a full disk, the
+change is dropped.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ class ProgressFile:
                 self._changed.notify_all()
 
     def flush(self, limit_s: float) -> bool:
-        """Write the current content at once, and wait for it.
+        """Write the current content at once, and wait for the end of the write.
 
         Args:
             limit_s: seconds to wait at most.

@@ -1,7 +1,7 @@
 """The metrics of a run over its steps: a file of JSON lines beside the progress (docs/progress.md).
 
 The first rank appends a point whenever it writes its progress and has reached another step, at most twice a second.
-Promises: the file holds at most `MOST_POINTS` points. When it is full, every second point is left out, and new points
+Promises: the file holds at most `MOST_POINTS` points. When it is full, every second point is deleted, and new points
 have twice the distance, so that the points stay evenly spaced over the steps. A failed write loses points, and the
 training continues. Reading executes no code. This module does not import torch.
 """
@@ -64,7 +64,7 @@ def point_of(progress: Progress) -> MetricPoint:
 
 
 def with_report(seen: Sequence[MetricPoint], progress: Progress) -> list[MetricPoint]:
-    """The newest `MOST_POINTS` points that were seen of a job, with that of a report, if it is of another step."""
+    """The points that were seen of a job, and the point of a report if its step is new; at most `MOST_POINTS`."""
     point = point_of(progress)
     is_new = not seen or (point.attempt, point.step) != (seen[-1].attempt, seen[-1].step)
     return [*seen, *([point] if point.values and is_new else [])][-MOST_POINTS:]
@@ -84,7 +84,7 @@ class MetricHistory:
         self._num_points: int | None = None
 
     def add(self, progress: Progress) -> None:
-        """Append the point of this report, if it has values and its step is far enough from the last one."""
+        """Append the point of this report, if it has values and its step is far enough from the last point."""
         point = point_of(progress)
         attempt, step = self._last
         is_near = point.attempt == attempt and point.step < step + self._gap
@@ -103,7 +103,7 @@ class MetricHistory:
         """Take over the points of earlier attempts, and their distance if they were thinned.
 
         Args:
-            before: the points in the file. Others may have written the file, so later steps than `step` do not count.
+            before: the points in the file. Others may have written the file, so a step above `step` counts as `step`.
             step: the step of the next point.
         """
         self._num_points = len(before)
@@ -121,7 +121,7 @@ class MetricHistory:
 
 
 class MetricReader:
-    """Reads a file again and again; what was read before is not parsed again.
+    """Reads a file again and again. Lines that were read before are not parsed again.
 
     Args:
         path: the file. If it does not exist, there are no points.
@@ -153,8 +153,8 @@ def read_points(path: Path, *, last_bytes: int | None = None) -> list[MetricPoin
 
     Args:
         path: the file. If it does not exist, there are no points.
-        last_bytes: read only this many bytes at its end. At most 64 MiB are read in any case, because a file in an
-            output folder may be of any size.
+        last_bytes: read only this many bytes at the end of the file; None for 64 MiB. More than 64 MiB are never
+            read, because a file in an output folder may be of any size.
     """
     with contextlib.suppress(OSError), open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -164,7 +164,7 @@ def read_points(path: Path, *, last_bytes: int | None = None) -> list[MetricPoin
 
 
 def _lines(file: BinaryIO, end: int) -> tuple[list[MetricPoint], int]:
-    """The points from the position of the file on, and where the next point begins; a line without its end waits."""
+    """The points after the file's position, and the offset after them. An incomplete last line is not read."""
     newest = deque[bytes](maxlen=_MOST_READ)
     offset = file.tell()
     while offset < end and (line := file.readline(_MAX_LINE_BYTES)):
@@ -188,7 +188,7 @@ def current_points(points: Sequence[MetricPoint]) -> list[MetricPoint]:
     kept: list[MetricPoint] = []
     attempt = None
     for point in points:
-        # Without a new attempt, the ranks were restarted and repeat steps.
+        # If the attempt is the same, the ranks were restarted, and repeat steps.
         if kept and (point.attempt != attempt or point.step <= kept[-1].step):
             while kept and kept[-1].step >= point.step:
                 kept.pop()

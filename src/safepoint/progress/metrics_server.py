@@ -1,6 +1,6 @@
 """Serves the progress of the run over HTTP: to OpenShift AI's controller as JSON, to Prometheus as text.
 
-`/metrics` returns the controller's JSON, or text if the client prefers text, as Prometheus does.
+`/metrics` returns the controller's JSON. If the client prefers text, as Prometheus does, `/metrics` returns text.
 `/metrics/prometheus` always returns text. Before the first record the status is 503, so that the controller keeps the
 previous values. No request changes anything.
 """
@@ -21,7 +21,7 @@ from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 
 _JSON, _TEXTS = "application/json", ("text/plain", "application/openmetrics-text")
 _REQUEST_S = 5.0
-"""The time limit of a whole request, also of one that arrives slowly."""
+"""The time limit of a whole request, even if the request arrives slowly."""
 _MAX_CONNECTIONS = 32
 _PAUSE_S = 0.1
 _EVERYWHERE = {"", "0.0.0.0", "::", "*"}
@@ -36,7 +36,7 @@ class MetricsServer:
         port: the port; 0 for any free port.
 
     Raises:
-        OSError: the port is taken, or the address is not this machine's.
+        OSError: the port is taken, or the address does not belong to this machine.
     """
 
     def __init__(self, read_status: ReadStatus, *, host: str, port: int) -> None:
@@ -69,14 +69,14 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: "type[_Handler]") -> None:
-        self._connections: dict[socket.socket, float] = {}  # connection → when it has to end; the oldest one is first
+        self._connections: dict[socket.socket, float] = {}  # connection → when it has to end; the oldest is first
         super().__init__(address, handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
             return super().get_request()
         except OSError:
-            clock.sleep(_PAUSE_S)  # without a free file descriptor, `accept` would fail again at once
+            clock.sleep(_PAUSE_S)  # if no file descriptor is free, `accept` would fail again at once
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -109,7 +109,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore errors of a request. Most are of clients that have disconnected."""
+        """Ignore errors of a request. Most errors come from clients that have disconnected."""
 
 
 class _Server6(_Server):
@@ -126,7 +126,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         known = self.read_status()
         path = self.path.partition("?")[0].rstrip("/")
         if path not in {"/metrics", "/metrics/prometheus"}:
-            self._answer(404, _JSON, b'{"error": "there are /metrics and /metrics/prometheus"}')
+            self._answer(404, _JSON, b'{"error": "use /metrics or /metrics/prometheus"}')
         elif known is None:
             self._answer(503, _JSON, b'{"error": "training has not begun"}')
         elif path == "/metrics/prometheus" or wants_text(self.headers.get("Accept", "")):

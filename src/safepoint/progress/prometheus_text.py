@@ -22,7 +22,7 @@ def render(progress: Progress, *, now_s: float) -> str:
     samples: list[tuple[str, str, str, _Value]] = [
         ("step", "gauge", "Optimizer steps done, over all attempts.", progress.step),
         ("steps", "gauge", "Optimizer steps in all.", progress.max_steps or None),
-        ("epoch", "gauge", "Epochs done, including the fraction of the current one.", progress.epoch),
+        ("epoch", "gauge", "Epochs done, including the fraction of the current epoch.", progress.epoch),
         ("epochs", "gauge", "Epochs in all.", progress.num_epochs or None),
         (
             "progress_ratio",
@@ -56,7 +56,7 @@ def render(progress: Progress, *, now_s: float) -> str:
         (
             "save_durable_seconds",
             "gauge",
-            "From the end of the step until the last save was durable.",
+            "Time from the end of the step until the last save was durable.",
             saves.last_durable_s,
         ),
         ("save_bytes", "gauge", "Size of the last checkpoint.", saves.last_bytes),
@@ -68,7 +68,7 @@ def render(progress: Progress, *, now_s: float) -> str:
     for name, kind, text, value in samples:
         if value is not None:
             lines += [*_head(name, kind, text), f"safepoint_{name} {_number(value)}"]
-    lines += _head("state", "gauge", "1 for the current state of the training, 0 for the others.")
+    lines += _head("state", "gauge", "1 for the current state of the training, 0 for the other states.")
     lines += [f'safepoint_state{{state="{state}"}} {int(state is progress.state)}' for state in State]
     lines += _metrics("train_metric", "Metrics of the training.", {"loss": progress.loss, **progress.train_metrics})
     lines += _metrics("eval_metric", "Metrics of evaluations.", progress.eval_metrics)
@@ -92,10 +92,11 @@ def _metrics(family: str, text: str, metrics: Mapping[str, float | None]) -> Ite
 def _space(places: Sequence[SpaceRecord]) -> Iterator[str]:
     families: list[tuple[str, str, list[_Value]]] = [
         ("space_free_bytes", "Bytes that may still be written to a folder.", [one.free_bytes for one in places]),
+        ("space_size_bytes", "Bytes that a folder can hold.", [one.size_bytes for one in places]),
         ("space_needed_bytes", "Bytes that have to be free for the next save.", [one.needed_bytes for one in places]),
         ("space_free_inodes", "Files that may still be created in a folder.", [one.free_inodes for one in places]),
         ("space_saves_left", "Saves that still fit into a folder.", [one.saves_left for one in places]),
-        ("space_remaining_seconds", "Until a save does not fit.", [one.remaining_s for one in places]),
+        ("space_remaining_seconds", "Time until a save does not fit.", [one.remaining_s for one in places]),
         (
             "space_low",
             "1 if the launcher has warned that a folder is nearly full.",

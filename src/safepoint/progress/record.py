@@ -23,6 +23,9 @@ VERSION = 1
 PROGRESS_NAME = "progress.json"
 SPACE_NAME = "space.json"
 """The file in which the launcher records the free space of the folders of its node, for the first rank."""
+OUTPUT_FOLDER = "output folder"
+"""The `place` of a folder that is the output location. If checkpoints are uploaded from a folder, its `place`
+differs."""
 _MAX_BYTES = 1 << 20
 _MOST = (1 << 63) - 1
 _Kind = TypeVar("_Kind")
@@ -60,7 +63,7 @@ class SaveStatistics:
     Args:
         count: checkpoints that became durable.
         unsaved: saves that failed, or that a newer save superseded before they were durable.
-        last_stall_s: how long training waited for the last checkpoint; None before the first.
+        last_stall_s: how long training waited for the last checkpoint; None before the first checkpoint.
         mean_stall_s: how long training waited for a checkpoint on average.
         last_durable_s: seconds from the end of the last checkpoint's step until the checkpoint was durable.
         last_bytes: the size of the last checkpoint.
@@ -84,7 +87,7 @@ class SpaceRecord:
     """The free space of one folder that the launcher of the first rank watches.
 
     Args:
-        place: `output folder`, `local folder` or `temporary folder`.
+        place: `OUTPUT_FOLDER`, `local folder` or `temporary folder`.
         path: the path of the folder.
         limit: what limits the free space: `disk`, `inodes`, `eviction` or `size_limit`.
         free_bytes: how much may still be written.
@@ -95,6 +98,7 @@ class SpaceRecord:
         remaining_s: seconds until a save does not fit; None if all saves fit, or if the time is not known.
         num_deletable: how many checkpoints may be deleted when a save does not fit.
         is_low: whether the launcher has warned.
+        size_bytes: how much could be written if nothing were stored there; None if it is not known.
     """
 
     place: str
@@ -108,6 +112,7 @@ class SpaceRecord:
     remaining_s: float | None = None
     num_deletable: int = 0
     is_low: bool = False
+    size_bytes: int | None = None
 
     def to_document(self) -> dict[str, Any]:
         """The record as a JSON object."""
@@ -125,10 +130,10 @@ class Progress:
         max_steps: optimizer steps in all; 0 when unknown.
         epoch: epochs done, including the fraction of the current epoch.
         num_epochs: epochs in all; 0 when unknown.
-        loss: the last reported loss; None before the first, and for a value that is not finite.
+        loss: the last reported loss; None before the first report, and for a value that is not finite.
         train_metrics: other metrics of the training, by name; None for a value that is not finite.
         eval_metrics: metrics of evaluations, by name; None for a value that is not finite.
-        step_s: seconds of a step in this attempt; None until two steps were measured.
+        step_s: seconds of a step in this attempt; None before two steps were measured.
         pause_s: seconds that evaluations and saves add to each step.
         samples_per_step: samples that all ranks together process in a step; 0 when unknown.
         world_size: the number of ranks.
@@ -146,7 +151,7 @@ class Progress:
         space: the folders that the launcher of the first rank watches.
         grace_s: seconds that the platform grants between SIGTERM and SIGKILL.
         repeated_steps: how many steps were done again, because an interruption had lost them; None when unknown.
-        message: why the training ended or the ranks were restarted, one sentence; otherwise empty.
+        message: one sentence: why the training ended or the ranks were restarted; empty if neither has happened.
     """
 
     time: str
@@ -206,14 +211,14 @@ class Progress:
         return None if self.max_steps <= 0 else self.time_of(self.max_steps - self.step)
 
     def time_of(self, num_steps: int) -> float | None:
-        """Seconds that so many steps take, at the pace of this attempt; None when unknown, and 0 for less than 0."""
+        """Seconds that `num_steps` steps take, at the pace of this attempt; None if unknown, 0 if `num_steps` < 0."""
         if self.step_s is None:
             return None
         return _finite(max(0, num_steps) * (self.step_s + self.pause_s))
 
     @property
     def steps_per_s(self) -> float | None:
-        """Optimizer steps in a second, without evaluations and saves; None until two steps were measured."""
+        """Optimizer steps in a second, without evaluations and saves; None before two steps were measured."""
         return _finite(1 / self.step_s) if self.step_s else None
 
     @property
@@ -224,8 +229,10 @@ class Progress:
 
     @property
     def save_needed_s(self) -> float | None:
-        """About how long a save on demand takes; None when unknown. This is the time of the save plus that of a whole
-        step, because a step may just have begun."""
+        """About how long a save on demand takes, in seconds; None when unknown.
+
+        This is the time of the save plus the time of a whole step, because a step may just have begun.
+        """
         expected_s = self.saves.expected_s
         return None if expected_s is None else _finite((self.step_s or 0.0) + expected_s)
 
@@ -252,7 +259,7 @@ class Progress:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Progress":
-        """Read a record of this or another release: unknown fields are ignored, missing ones have their defaults.
+        """Read a record of this or another release: unknown fields are ignored, missing fields have their defaults.
 
         Raises:
             ValueError: `data` is not a record.
@@ -396,6 +403,7 @@ _SPACE_FIELDS: dict[str, Callable[[Any], Any]] = {
     "remaining_s": _number,
     "num_deletable": _count,
     "is_low": _truth,
+    "size_bytes": _count,
 }
 
 
@@ -406,7 +414,7 @@ _OPTIONAL = {
 
 
 def _rounded(value: Any) -> Any:
-    """A float with six significant digits; None for one that is too large."""
+    """A float with six significant digits, or None if the float is too large. Other values are returned unchanged."""
     return _finite(float(f"{value:.6g}")) if isinstance(value, float) else value
 
 

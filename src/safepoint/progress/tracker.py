@@ -29,7 +29,7 @@ class ProgressTracker:
     """Collects the progress of this process's training.
 
     Args:
-        places: further files for the record, besides the one in the output folder.
+        places: further files for the record, besides the file in the output folder.
         is_first: whether this rank writes the record.
         restart: see `Progress`.
         world_size: see `Progress`.
@@ -205,7 +205,7 @@ class ProgressTracker:
     # ---- saves --------------------------------------------------------------------------------------------------
 
     def expect_save(self, size_bytes: int) -> None:
-        """Report the expected size of a checkpoint. It is used until the first save, unless `begin` gave a size."""
+        """Report the expected size of a checkpoint; used before the first save, if `begin` gave no size."""
         with self._lock:
             if not self._saves.expected_s:
                 self._saves = replace(self._saves, expected_s=size_bytes / _USUAL_BYTES_PER_S)

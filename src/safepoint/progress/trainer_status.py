@@ -1,7 +1,7 @@
 """A run's progress in two formats: for OpenShift AI's controller, and for Kubeflow (KEP-2779).
 
 OpenShift AI's controller polls `to_bytes` from the first pod, and reads the same record from the pod's termination
-message. The controller refuses the whole record if a field has another type, such as a fraction instead of a whole
+message. The controller refuses the whole record if a field has a wrong type, such as a fraction instead of a whole
 number. `to_request` is the body of a status update of KEP-2779, in which every metric is a string.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safepoint.foundation import clock
-from safepoint.progress.record import Progress, State
+from safepoint.progress.record import OUTPUT_FOLDER, Progress, State
 
 if TYPE_CHECKING:
     from safepoint.checkpoint.tools.receipt import CheckpointReceipt
@@ -30,6 +30,8 @@ REPEATED = "repeatedSteps"
 """The name of the metric that holds `repeated_steps`."""
 SPACE_SAVES, SPACE_SECONDS = "spaceSavesLeft", "spaceSeconds"
 """The names of the metrics that hold `space_saves` and `space_s`."""
+FREE_BYTES, SIZE_BYTES, OUTPUT_SECONDS = "outputFreeBytes", "outputSizeBytes", "outputSeconds"
+"""The names of the metrics that hold `free_bytes`, `size_bytes` and `output_s`."""
 CHECKPOINT = "checkpoint"
 """The key of the newest checkpoint in a termination message."""
 _MOST_S = 2**31 - 1
@@ -42,16 +44,16 @@ _MOST_TERMINATION_BYTES = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
-    """The progress of a job as the controllers read it; None where a value is unknown.
+    """The progress of a job as the controllers read it. An unknown value is None.
 
     Args:
         percentage: how much of the training is done, from 0 to 100; 100 only when the job has succeeded and its
             training did not stop early.
-        remaining_s: seconds; 0 only when the job has succeeded.
+        remaining_s: the seconds that are left; 0 only when the job has succeeded.
         step: see `Progress`.
         total_steps: see `Progress.max_steps`.
         epoch: see `Progress`.
-        total_epochs: rounded up.
+        total_epochs: see `Progress.num_epochs`; rounded up.
         train_metrics: the metrics of the training whose values are finite.
         eval_metrics: the metrics of evaluations whose values are finite.
         updated: when the record was written.
@@ -63,6 +65,9 @@ class TrainerStatus:
         space_saves: if a folder is nearly full, the number of saves that still fit.
         space_s: if a folder is nearly full, seconds until a save does not fit.
         repeated_steps: see `Progress`.
+        free_bytes: how much may still be written to the output folder.
+        size_bytes: how much the output folder could hold if it were empty.
+        output_s: seconds until a save does not fit into the output folder.
     """
 
     percentage: int | None
@@ -82,6 +87,9 @@ class TrainerStatus:
     space_saves: int | None = None
     space_s: float | None = None
     repeated_steps: int | None = None
+    free_bytes: int | None = None
+    size_bytes: int | None = None
+    output_s: float | None = None
 
     @classmethod
     def of(cls, progress: Progress, *, has_ended: bool) -> "TrainerStatus":
@@ -93,6 +101,7 @@ class TrainerStatus:
         """
         is_done = has_ended and progress.state is State.FINISHED
         low = [one for one in progress.space if one.is_low]
+        output = next((one for one in progress.space if one.place == OUTPUT_FOLDER), None)
         train_metrics = {"loss": progress.loss, **progress.train_metrics}
         train_metrics["throughput_samples_sec"] = progress.samples_per_s
         return cls(
@@ -113,6 +122,9 @@ class TrainerStatus:
             space_saves=min((one.saves_left for one in low if one.saves_left is not None), default=None),
             space_s=min((one.remaining_s for one in low if one.remaining_s is not None), default=None),
             repeated_steps=progress.repeated_steps,
+            free_bytes=None if output is None else output.free_bytes,
+            size_bytes=None if output is None else output.size_bytes,
+            output_s=None if output is None else output.remaining_s,
         )
 
     def to_bytes(self) -> bytes:
@@ -120,7 +132,7 @@ class TrainerStatus:
         return json.dumps(self._record(), allow_nan=False).encode()
 
     def to_termination_message(self, checkpoint: "CheckpointReceipt | None" = None) -> bytes:
-        """The document as `to_bytes` makes it, but without metrics if they would make it too long.
+        """The document of `to_bytes` with the receipt and `early_end`. If it is too long, the metrics are left out.
 
         Args:
             checkpoint: the receipt of the newest checkpoint: its digest, and what was checked. `safepoint suspend`
@@ -176,6 +188,9 @@ class TrainerStatus:
             SPACE_SAVES: self.space_saves,
             SPACE_SECONDS: self.space_s,
             REPEATED: self.repeated_steps,
+            FREE_BYTES: self.free_bytes,
+            SIZE_BYTES: self.size_bytes,
+            OUTPUT_SECONDS: self.output_s,
             **self.train_metrics,
             **self.eval_metrics,
         }
@@ -195,8 +210,10 @@ def _below_hundred(percent: float | None) -> int | None:
 
 
 def _left(progress: Progress) -> int | None:
-    """The seconds left; None when unknown or after a failure. The result is never 0, because the controllers treat a
-    job with 0 seconds left as complete."""
+    """The seconds left; None when unknown or after a failure.
+
+    The result is never 0, because the controllers treat a job with 0 seconds left as complete.
+    """
     if progress.state is State.FAILED or progress.remaining_s is None:
         return None
     return min(_MOST_S, max(1, math.ceil(progress.remaining_s)))

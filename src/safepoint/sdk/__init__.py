@@ -1,4 +1,4 @@
-"""Jobs from Python: Kubeflow's client, extended to jobs on this machine, and with suspend, resume and scale.
+"""Jobs from Python: Kubeflow's client, with jobs on this machine, and with suspend, resume and scale.
 
 `from safepoint import TrainerClient, TransformersTrainer, PeriodicCheckpointConfig, LocalConfig`. The guide is
 docs/guides/python.md. `pip install 'safepoint[sdk]'` installs what this package needs. Importing the package takes

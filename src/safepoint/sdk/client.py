@@ -71,7 +71,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         """Submit a job and return its name.
 
         Args:
-            runtime: the name of a runtime, or what `get_runtime` returns; None for `torch-distributed`.
+            runtime: the name of a runtime, or a result of `get_runtime`; None for `torch-distributed`.
             initializer: downloads the data set and the model before the training; None if nothing has to be
                 downloaded.
             trainer: describes the training.
@@ -90,7 +90,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         return kubeflow.train(runtime, initializer, trainer, options)
 
     def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None = None) -> "JobPlan":
-        """What the job that `train` would submit will need: sizes of checkpoints, memory, time of a save.
+        """The needs of the job that `train` would submit: sizes of checkpoints, memory, and the time of a save.
 
         Nothing is submitted. `func_args` or the initializer has to name a model that is on this machine.
 
@@ -202,7 +202,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     def resume_job(self, name: str) -> TrainJob:
         """Continue a suspended job, or on this machine also a failed one, from its newest valid checkpoint.
 
-        On this machine, it goes on from its process image if that is newer, as after `thaw_job`.
+        On this machine, if the job has a process image that is newer than the checkpoint, the job continues from the
+        image, as after `thaw_job`.
 
         Raises:
             RuntimeError: there is no such job, or the job is active, complete or, on a cluster, failed.
@@ -217,10 +218,11 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         Args:
             name: the name of the job.
             folder: the folder for the image; None for a folder that is deleted with the job.
-            leave_running: let the job run on; otherwise it is suspended.
+            leave_running: whether the job continues to run; if False, the job is suspended.
 
         Raises:
-            RuntimeError: there is no such job, it does not run, or it cannot be frozen; then it runs on.
+            RuntimeError: there is no such job, the job does not run, or it cannot be frozen. If it cannot be frozen,
+                it continues to run.
             NotImplementedError: this backend has no such method, this process is not root, or there is no CRIU 4.2.
         """
         check_name(name)
@@ -269,9 +271,9 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     def watch_job(self, name: str, *, polling_interval: float = 2) -> None:
         """Show a job until it has stopped: its state, its progress, its curves, its events and its checkpoints.
 
-        In a notebook, one picture in the output of the cell changes. It is static, so it looks the same when the
-        notebook is opened again. In any other program, lines are printed. An interrupt of the cell, or Ctrl-C, ends
-        the call with a KeyboardInterrupt, and does not affect the job.
+        In a notebook, the output of the cell is one picture that is updated. The last picture stays in the notebook,
+        and is shown when the notebook is opened again. In any other program, lines are printed. An interrupt of the
+        cell, or Ctrl-C, ends the call with a KeyboardInterrupt, and does not affect the job.
 
         Args:
             name: the name of the job.

@@ -86,13 +86,13 @@ class ClusterBackend(KubernetesBackend):
         return [runtime for runtime in found if runtime.name not in copies]
 
     def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None) -> JobPlan:
-        """What a job of this trainer will need. Nothing is requested from the cluster."""
+        """The needs of a job of this trainer. Nothing is requested from the cluster."""
         untyped: Any = trainer
         gpus = kubernetes_resources(untyped.resources_per_node).get("nvidia.com/gpu")
         return plan_for(trainer, initializer, ranks_per_node=int(gpus) if gpus and gpus.isdecimal() else None)
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
-        """All jobs of the namespace, oldest first, also those that Safepoint did not submit."""
+        """All jobs of the namespace, oldest first, including jobs that Safepoint did not submit."""
         with as_kubeflow_raises():
             found = self._jobs.jobs()
         wanted = [job for job in found if runtime is None or job.runtime == runtime.name]
@@ -108,7 +108,7 @@ class ClusterBackend(KubernetesBackend):
         if job.runtime not in runtimes:
             try:
                 runtimes[job.runtime] = self.get_runtime(job.runtime)
-            except RuntimeError:  # the job was deleted after its submission
+            except RuntimeError:  # the runtime was deleted after the job's submission
                 runtimes[job.runtime] = self.get_runtime(job.runtime_of_pods)
         return TrainJob(
             name=job.name,
@@ -131,7 +131,7 @@ class ClusterBackend(KubernetesBackend):
         )
 
     def read_watched(self, name: str) -> tuple[JobView, JobDetails]:
-        """What `watch_job` shows of a job now. A person who may not read events sees none."""
+        """The facts about a job that `watch_job` shows now. Without the right to read events, there are no events."""
         job = self._jobs.job(name)
         events: list[JobEvent] = []
         with contextlib.suppress(AccessDeniedError):
@@ -217,7 +217,7 @@ class ClusterBackend(KubernetesBackend):
             return self._train_job(self._jobs.resume(name), {})
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
-        """Change a job's number of nodes: suspend it, and replace its TrainJob by a new one that resumes."""
+        """Change a job's number of nodes: suspend it, and replace its TrainJob by a new TrainJob that resumes."""
         with as_kubeflow_raises():
             return self._stopped(self._jobs.scale(name, num_nodes, timeout_s=timeout))
 
@@ -233,7 +233,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
     Args:
         trainer: describes the training.
         runtime: the name of the runtime.
-        options: what Kubeflow's options have set.
+        options: the values that Kubeflow's options have set.
 
     Raises:
         UsageError: a field is invalid.
@@ -294,7 +294,7 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
 
 
 def job_needs(trainer: TransformersTrainer, spec: ClusterSpec) -> JobNeeds | None:
-    """What the job needs, if the arguments of its program or its initializer name a model that is on this machine."""
+    """The needs of the job; None if its arguments and its initializer name no model that is on this machine."""
     return needs_for(trainer, outline_of(spec), model_uri=at(spec.initializer, "model", "storageUri"))
 
 

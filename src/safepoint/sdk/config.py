@@ -13,11 +13,11 @@ _KINDS = {"pvc": NAMED, "working_dir": PATH.optional, "python": TEXT, "priority"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """How to run jobs on this machine. The jobs are the same as those of `safepoint submit` (docs/jobs.md).
+    """How to run jobs on this machine. `safepoint submit` makes the same kind of jobs (docs/jobs.md).
 
     Args:
-        pvc: the folder on this machine that stands for each claim (volume) in a location `pvc://<claim>/<path>`:
-            `{"my-claim": "/data"}`. These folders override the table [pvc] in safepoint.toml.
+        pvc: for each claim (volume) in a location `pvc://<claim>/<path>`, the folder on this machine that is used in
+            its place: `{"my-claim": "/data"}`. These folders override the table [pvc] in safepoint.toml.
         working_dir: the folder that jobs run in, and from which they can import modules; None for the current folder.
         python: the path of the interpreter that runs the jobs.
         priority: jobs with a higher priority start first, and preempt jobs with a lower one.

@@ -24,7 +24,7 @@ class InvalidRequestError(UsageError, ValueError):
 
 
 class JobNotFoundError(NotFoundError, RuntimeError, ValueError):
-    """There is no such job or data connection. Kubeflow's backends raise RuntimeError or ValueError for it."""
+    """There is no such job or data connection. Kubeflow's backends raise RuntimeError or ValueError in this case."""
 
 
 class JobConflictError(ConflictError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What Kubeflow's options set in a job's TrainJob, and the older option `PodTemplateOverrides`.
+"""Reads the settings that Kubeflow's options make in a TrainJob; has the older option `PodTemplateOverrides`.
 
 The names of `kubeflow.trainer.options` can be imported from here too.
 
@@ -24,7 +24,7 @@ _SPEC = {"runtimePatches", "podTemplateOverrides", "activeDeadlineSeconds"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetByOptions:
-    """What the options of a job set.
+    """The settings that the options of a job make.
 
     Args:
         name: the name of the job; None if no option sets it.
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
 
 
 def apply_options(options: Sequence[Any], trainer: Any, backend: Any) -> SetByOptions:
-    """Call the options, and read what they set.
+    """Call the options, and return the settings that they make.
 
     Raises:
         UsageError: an option sets something that a job of Safepoint cannot have.
@@ -146,7 +146,7 @@ class ContainerOverride:
 
 @dataclass
 class PodSpecOverride:
-    """What is changed in the specification of pods; the fields are those of Kubernetes."""
+    """Changes of the specification of pods. Each field has the meaning that it has in Kubernetes."""
 
     service_account_name: str | None = None
     node_selector: dict[str, str] | None = None
@@ -193,7 +193,7 @@ class PodTemplateOverrides:
         """Add the changes to a TrainJob.
 
         Raises:
-            ValueError: the backend is not that of a cluster.
+            ValueError: the backend is not the backend of a cluster.
         """
         if not isinstance(backend, KubernetesBackend):
             raise ValueError(  # noqa: TRY004  as Kubeflow's own options do

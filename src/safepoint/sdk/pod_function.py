@@ -56,8 +56,7 @@ class PodRun:
     Args:
         func_args: the arguments of the function, by name.
         environ: environment variables to set, unless the pod has set them already.
-        needs_safepoint: what a pod does if its image lacks Safepoint: if True, it fails; if False, it trains without
-            Safepoint.
+        needs_safepoint: whether a pod fails if its image lacks Safepoint. If False, the pod trains without Safepoint.
     """
 
     func_args: dict[str, Any] | None

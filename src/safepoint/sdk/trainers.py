@@ -139,32 +139,31 @@ class TransformersTrainer(types.CustomTrainer):
             `newest=2,every=1000,best=1:eval_loss`. `{"local": …, "store": …}` sets them separately.
         staging_size: maximum memory for all snapshots of a node, as a number of bytes or a string such as `8Gi`.
         local_limit: with `s3://` on a cluster, the size limit of the local folder for checkpoints, as a number of
-            bytes or a string such as `200Gi`; `none` for no limit. With None, the limit is computed from the model,
-            as `safepoint plan storage` does, if `func_args` or the initializer names a model that is on this machine;
-            otherwise there is no limit.
+            bytes or a string such as `200Gi`; `none` for no limit. With None, the limit is computed from the model if
+            `func_args` or the initializer names a model that is on this machine. If they name no such model, there is
+            no limit.
         shared_memory: on a cluster, the size limit of /dev/shm in each pod, as a number of bytes or a string such as
-            `8Gi`. Files in /dev/shm are a part of the pod's memory; None sets no other limit than this memory.
+            `8Gi`. Files in /dev/shm are a part of the pod's memory. With None, this memory is the only limit.
         ca_bundle: a PEM file with the CA certificates for the object store. For a job on a cluster, Safepoint sends
             the file to the pods; a path that does not exist on this machine is used as a path in the pods.
         save_every: the time between two periodic checkpoints, such as `10m`. With `auto`, Safepoint chooses the time
             from the cost of a save and the number of failures.
         snapshot_steps: the number of optimizer steps between two snapshots in memory, or `auto`.
         extra_files_limit: with `s3://`, other files in the output folder (plots, metrics, a model that the function
-            saves) are uploaded when the job ends or is interrupted, up to this size in total: a number of bytes, or a
-            string such as `1Gi`; 0 for none. None means 10Gi.
+            saves) are uploaded when the job ends or is interrupted. This is the maximum size of these files together:
+            a number of bytes, or a string such as `1Gi`; 0 for no such files. None means 10Gi.
         freeze_as_last_resort: freeze the ranks into a process image if they cannot save within the grace period; see
-            docs/process-images.md. Needs root and CRIU; on a cluster also one pod, and an output location in a
-            claim.
+            docs/process-images.md. Needs root and CRIU; on a cluster also one pod, and an output location in a claim.
         on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
         resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
             the path of a checkpoint. With `never`, all checkpoints in the output folder are moved aside. With a path,
-            newer checkpoints there are moved aside; all checkpoints, if the path is that of a checkpoint of Safepoint
-            in another folder. With `s3://`, `never` and a path are refused if the location already holds checkpoints.
-            One exception: the path may name a checkpoint of another program in the store, if Safepoint has saved no
-            newer one there.
+            newer checkpoints in the output folder are moved aside. If the path names a checkpoint of Safepoint in
+            another folder, all checkpoints in the output folder are moved aside. With `s3://`, `never` and a path are
+            refused if the location already holds checkpoints. One exception: the path may name a checkpoint in the
+            store that another program wrote, if the store holds no newer checkpoint of Safepoint.
         from_scratch: on the first start of a job, begin a new run at step 0, and move the checkpoints in the output
             folder aside. With `s3://`, the start is refused if the location already holds checkpoints.
-        allow_batch_change: resume even if the number of samples per step differs from that of the checkpoint.
+        allow_batch_change: resume even if the number of samples per step has changed since the checkpoint.
 
     Raises:
         ValueError: a field is invalid.
@@ -222,7 +221,7 @@ class TransformersTrainer(types.CustomTrainer):
         self.check()
 
     def check(self) -> None:
-        """Check the fields; called again at submission, because fields may have been assigned meanwhile.
+        """Check the fields. `train` repeats this check, because fields may have been assigned since the first check.
 
         Raises:
             ValueError: a field is invalid.
@@ -286,7 +285,7 @@ class TransformersTrainer(types.CustomTrainer):
                 TEXT.optional.check(f"retention[{name!r}]", policies)
 
     def _policies(self) -> tuple[str | None, str | None]:
-        """The retention policies for the output folder, and those for the object store; None where none are set."""
+        """The retention policies for the output folder and for the object store; None if there are no policies."""
         if self.retention is None or isinstance(self.retention, str):
             return self.retention, self.retention if (self.output_dir or "").startswith("s3://") else None
         return self.retention.get("local"), self.retention.get("store")

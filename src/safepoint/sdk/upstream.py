@@ -12,14 +12,14 @@ from safepoint.errors import MissingExtraError
 
 @contextlib.contextmanager
 def _collector_at_rest() -> Generator[None]:
-    """Nothing that the block makes is visited by the garbage collector: a fifth of the time of 1,700 imports."""
+    """In this context, the garbage collector does not run. This saves a fifth of the time of 1,700 imports."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else the caller has frozen objects, which must stay so
-            gc.freeze()  # with unfreeze, it moves all objects to the oldest generation, and visits none
+        if not gc.get_freeze_count():  # objects that the caller has frozen must stay frozen
+            gc.freeze()  # the two calls move all objects to the oldest generation, and visit none of them
             gc.unfreeze()
         if was_enabled:
             gc.enable()
@@ -62,7 +62,7 @@ __all__ = [
     "upstream_options",
 ]
 
-# Kubeflow's client does not import these, and their import takes half as long as that of Safepoint's whole SDK.
+# Kubeflow's client does not import these modules. Their import takes half as long as the import of Safepoint's SDK.
 _OPTIONS = {
     "upstream_options": "kubeflow.trainer.options",
     "common_options": "kubeflow.trainer.options.common",

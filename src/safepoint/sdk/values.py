@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # at run time these imports would slow down the import of the
     from safepoint.progress.record import Progress
 
 STATUSES = frozenset(str(state) for state in JobState)
-"""The values of a job's `status`: Kubeflow's Created, Running, Complete and Failed, and those that Safepoint adds."""
+"""The values of a job's `status`: Kubeflow's Created, Running, Complete and Failed, and Safepoint's own states."""
 
 
 def states_of(status: Collection[str], polling_interval: float) -> list[JobState]:
@@ -41,7 +41,7 @@ _STEP_STATUS = {JobState.COMPLETE: "Succeeded", JobState.FAILED: "Failed"}
 
 @dataclass(repr=False)
 class TrainJob(types.TrainJob):
-    """A job, with fields that Kubeflow's TrainJob does not have. A notebook shows it as a page of the dashboard does.
+    """A job, with fields that Kubeflow's TrainJob does not have. A notebook shows it like a page of the dashboard.
 
     Args:
         progress: the progress of the training (docs/progress.md); None before the first report.
@@ -50,11 +50,11 @@ class TrainJob(types.TrainJob):
         attempts: how many times the job was started.
         safe_step: the step of the newest checkpoint; None while no checkpoint is known.
         output_dir: the location of the job's checkpoints; None while it is unknown.
-        receipt: which checkpoint the suspension of this job has saved, and what was checked in it. It is set in the
-            result of `suspend_job`. On a cluster it is also set for every suspended job, and in the result of
-            `scale_job`, which suspends the job first. None for other jobs, and if the suspension saved no checkpoint
-            that could be checked.
-        view: what a notebook shows of the job.
+        receipt: the checkpoint that the suspension of this job has saved, and the result of its check. It is set in
+            the result of `suspend_job`. On a cluster, it is also set for every suspended job, and in the result of
+            `scale_job`, because `scale_job` suspends the job first. None for other jobs, and if the suspension saved
+            no checkpoint that could be checked.
+        view: the facts about the job that a notebook shows; None if there are none.
     """
 
     progress: "Progress | None" = None

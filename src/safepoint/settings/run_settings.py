@@ -16,7 +16,7 @@ from safepoint.storage.location import CLAIMS, Location, parse_location, resolve
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
 STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
-"""The variable in which a cluster names the URL that the job's status is sent to."""
+"""The variable with the URL to which a job sends its status. A cluster sets this variable."""
 UPLOAD_FAILURE_ANSWERS = ("continue", "stop")
 _PREFIX = "SAFEPOINT_"
 _MARK = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -38,10 +38,10 @@ class RunSettings:
     save_total_limit: int | None = None
     """How many checkpoints to keep. The newest valid checkpoint is never deleted."""
     local_dir: str | None = None
-    """With an object store, the folder that checkpoints are written to before they are uploaded; None chooses one
-    below the user's cache folder."""
+    """With an object store, the folder that checkpoints are written to before they are uploaded; None chooses a
+    folder below the user's cache folder."""
     keep: str | None = None
-    """Which checkpoints stay in the folder, besides those that `save_total_limit` keeps:
+    """Which checkpoints stay in the folder, in addition to the checkpoints that `save_total_limit` keeps. An example:
     `newest=2,every=1000,best=1:eval_loss`."""
     store_keep: str | None = None
     """Which checkpoints stay in the object store, in the syntax of `keep`; None keeps all."""
@@ -75,7 +75,7 @@ class RunSettings:
     termination_log: str | None = None
     """The file for the termination message; None for /dev/termination-log, if that file exists."""
     snapshot_memory: str | None = None
-    """How much memory all snapshots of one node may take, such as `8Gi`; None limits only by `snapshot_slots`."""
+    """How much memory all snapshots of one node may take, such as `8Gi`. If None, `snapshot_slots` is the limit."""
     preload: bool = True
     """Copy the ranks of a node from one process that has imported their packages."""
     verbosity: int = 0
@@ -83,7 +83,7 @@ class RunSettings:
     wording: str = "options"
     """How messages name options: as `options`, or as the fields of the SDK; one of `wording.WORDINGS`."""
     record_folder: str | None = None
-    """The folder in which ranks record for their launcher how they ended; set by the launcher."""
+    """The folder in which each rank records its end for the launcher; set by the launcher."""
     launcher_pid: int | None = None
     """The pid of the launcher; set by the launcher. If the launcher dies, the rank ends."""
     keeper: str | None = field(default=None, repr=False)
@@ -172,12 +172,12 @@ class RunSettings:
 
     @property
     def job_events(self) -> Path | None:
-        """The job's own stream of events; None without a folder of the job."""
+        """The file of the job's own stream of events; None if the job has no folder."""
         return Path(self.job_dir) / EVENTS_NAME if self.job_dir else None
 
     @property
     def progress_places(self) -> list[Path]:
-        """The files for the first rank's progress, besides the one in the output folder."""
+        """The files for the first rank's progress, in addition to the file in the output folder."""
         # This import is not at the top, because all commands and the SDK import this module.
         from safepoint.progress.record import PROGRESS_NAME
 
@@ -190,7 +190,7 @@ class RunSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "RunSettings":
-        """Read SAFEPOINT_* variables; unset or empty ones keep the default.
+        """Read SAFEPOINT_* variables. If a variable is unset or empty, the setting has its default.
 
         Raises:
             UsageError: a value is invalid.
@@ -206,7 +206,7 @@ class RunSettings:
     def of_job(self) -> "RunSettings":
         """These settings for a job.
 
-        A job has several starts, and `never` applies to the first start only. So `from_scratch` replaces it.
+        A job has several starts, and `never` applies to the first start only. So `from_scratch` replaces `never`.
         """
         if self.resume != "never":
             return self
@@ -252,7 +252,7 @@ def _parse(name: str, text: str, kind: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPlace:
-    """Where checkpoints go.
+    """The places to which a run writes its checkpoints.
 
     Args:
         folder: the folder that the ranks write to and commit in.
@@ -268,10 +268,10 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
 
     Args:
         text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
-        local_dir: with an object store, the folder that checkpoints are written to before they are uploaded; None
-            chooses one below the user's cache folder, always the same one for the same location.
-        environ: the environment with the variables for claims (volumes) and the cache folder; the process's own when
-            None.
+        local_dir: with an object store, the folder that checkpoints are written to before they are uploaded. None
+            chooses a folder below the user's cache folder: always the same folder for the same location.
+        environ: the environment with the variables for claims (volumes) and the cache folder; None for the
+            environment of this process.
 
     Raises:
         UsageError: `text` is invalid, names a claim that has no folder on this machine, or names a place inside a

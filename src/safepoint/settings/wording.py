@@ -1,4 +1,4 @@
-"""How messages name options: by the options of the command line, or for a job from the SDK by its fields."""
+"""How messages name options: as options of the command line or, in a job from the SDK, as fields of the SDK."""
 
 import re
 

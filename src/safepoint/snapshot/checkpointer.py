@@ -1,8 +1,8 @@
 """`save` and `load` for a plain PyTorch loop of one process. The loop continues during a save.
 
 Each value of the state becomes one file, `<key>.pt`, as `torch.save` writes it. Every save is a snapshot. A second
-process, the keeper, writes the snapshot to disk, commits it, and prunes older checkpoints. Without memory for a
-snapshot, `save` fails. `safepoint.session` saves synchronously in that case, and also handles several ranks, signals
+process, the keeper, writes the snapshot to disk, commits it, and prunes older checkpoints. If there is no memory for
+a snapshot, `save` fails. `safepoint.session` saves synchronously in that case. It also handles several ranks, signals
 and object stores.
 """
 
@@ -83,7 +83,7 @@ class Saving:
         """Wait until the checkpoint is committed.
 
         Returns:
-            Its folder.
+            The folder of the checkpoint.
 
         Raises:
             SaveError: the save failed, or is not finished after `timeout_s`.
@@ -309,7 +309,7 @@ class Checkpointer:
             return None
         if rejected:
             # Without this call, retention would count the rejected checkpoints as the newest, because their steps are
-            # later than that of the loaded checkpoint.
+            # later than the step of the loaded checkpoint.
             self._output.pass_over(rejected)
         # Files that the manifest does not list were not verified, and another person may have added them.
         listed = {entry.path for entry in found[1].files}
@@ -421,8 +421,9 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         if not path.exists():
             raise KeyError(f"{folder} has no {key}.pt")
         try:
-            # Only a module copies the loaded tensors, or gets copies (`checked_modules`). What others keep must not
-            # change, or end the process, when another person writes to the file or truncates it.
+            # The file is mapped only for a module, because a module copies the loaded tensors, or gets copies
+            # (`checked_modules`). Other objects keep the loaded tensors. If these were in a mapped file, another
+            # person could change them by a write to the file, or end this process by truncating the file.
             content = restricted_load(path, map_location="cpu", mmap=isinstance(value, torch.nn.Module))
         except (OSError, MemoryError):
             raise
@@ -453,7 +454,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors with the sizes and devices of those that a save of `value` copies; used to estimate memory."""
+    """Tensors with the sizes and devices of the tensors that a save of `value` copies; used to estimate memory."""
     if isinstance(value, torch.nn.Module):
         yield from {id(tensor): tensor for tensor in value.state_dict(keep_vars=True).values()}.values()
     elif isinstance(value, torch.optim.Optimizer):

@@ -30,7 +30,7 @@ class ReadablePath(Protocol):
         ...
 
     def __truediv__(self, key: str, /) -> Self:
-        """A path below this one."""
+        """A path below this path."""
         ...
 
     def __lt__(self, other: Self, /) -> bool:
@@ -264,7 +264,7 @@ def browse(
         store: the store.
         prefix: a key; empty for the store's own location.
         on_read: called for every read from the store, except for reads of a `byte_range` and of a path's `content`.
-        only: the keys below `prefix` that exist; objects with other keys are ignored. None: all exist.
+        only: the keys below `prefix` to use; objects with other keys are ignored. None uses all objects.
 
     Raises:
         StorageError: the store cannot be listed.

@@ -1,4 +1,4 @@
-"""The Protocol of a bucket: the requests that differ between services. `object_store` has what all services share."""
+"""The Protocol of a bucket: the requests that differ between services. All services use `object_store`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -46,7 +46,7 @@ class Bucket(Protocol):
         ...
 
     def delete(self, key: str, *, deadline_s: float | None) -> None:
-        """Delete an object. If there is none, this does nothing or raises ObjectNotFoundError."""
+        """Delete an object. If there is no such object, do nothing or raise ObjectNotFoundError."""
         ...
 
     def sweep(

@@ -20,7 +20,7 @@ _WRONG_KEY_WORDS = (
     "check the keys (for s3://: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN)",
 )
 _NO_PERMISSION_WORDS = (
-    "these credentials do not permit it",
+    "these credentials do not permit the request",
     "grant them permission to read, write, list and delete below the location",
 )
 _REDIRECT_HINT = "check the endpoint and the region (for s3://: AWS_ENDPOINT_URL_S3 and AWS_REGION)"
@@ -40,7 +40,7 @@ _CAUSES = (
         "check the endpoint (for s3://: AWS_ENDPOINT_URL_S3) and the network",
     ),
     (
-        # Not every "timeout", because libraries also show their settings.
+        # The word "timeout" is not enough, because libraries also show their settings.
         r"timed out|TimeoutError|TimedOut|kind: Timeout",
         "the server did not answer in time",
         "the network or the server is slow",

@@ -124,7 +124,7 @@ class LocalStore:
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """See `Store`. The file is not written in parts: an interrupted upload starts again."""
+        """See `Store`. The file is not written in parts: after an interruption, upload the whole file again."""
 
         check_key(key)
         with opened_source(source) as opened:
@@ -148,7 +148,7 @@ class LocalStore:
         """Create or replace an object durably, and return its version. `fill` writes its content to a descriptor."""
         path = self._path(key)
         with _translating(path):
-            # Not `replace_file`: the fence and the condition are checked between the write and the rename.
+            # `replace_file` is not used: the fence and the condition are checked between the write and the rename.
             working = _create_working(path)
             try:
                 with working.open("wb", buffering=0) as file:
@@ -163,8 +163,9 @@ class LocalStore:
             return version
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
-        # While a writer holds the folder's lock, no other writer that uses this class can write between its
-        # comparison and its rename.
+        # Each writer that uses this class locks the folder during the comparison and the rename. So no other writer
+        # changes the object between the two. Exception: a writer that does not get the lock in time continues without
+        # the lock (`_wait_for_lock`).
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -178,8 +179,8 @@ class LocalStore:
                         hint="another run writes to the same location; stop one of the two runs",
                     )
             working.rename(path)
-            # `fsync` takes the descriptor, not the path: another process may have deleted the object already, and
-            # then the empty folder.
+            # `fsync` takes the descriptor, not the path: by now, another process may have deleted the object. If the
+            # folder is then empty, the other process deletes the folder, too.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -195,8 +196,8 @@ class LocalStore:
                 while remains != self._root:
                     remains.rmdir()
                     remains = remains.parent
-            # If `remains` does not exist, another process has deleted its last object and then the folder itself, and
-            # has made that durable.
+            # If the folder `remains` does not exist, another process has deleted this folder, because the folder was
+            # empty. The other process has also made the deletion durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 
@@ -260,7 +261,7 @@ def _create_working(path: Path) -> Path:
     """Create an empty file in the folder of `path`, and the folder itself if necessary."""
     working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     for _ in range(_MOST_TRIES):
-        # Another process may delete the folder between the two calls, because it has deleted the last object in it.
+        # Between the two calls, another process may delete the folder, because the folder is empty.
         try:
             files.make_folder(path.parent)
             working.touch(exist_ok=False)
@@ -343,5 +344,5 @@ def _translated(error: OSError, path: Path) -> StorageError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return ObjectNotFoundError(f"there is no {path}")
     if isinstance(error, PermissionError):
-        return AccessDeniedError(f"{path} may not be used: {error.strerror}", hint="check owner and mode")
+        return AccessDeniedError(f"{path} cannot be used: {error.strerror}", hint="check owner and mode")
     return StorageError(f"{path} cannot be used: {error.strerror or error}")

@@ -23,7 +23,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
 
 
 class Scheme(enum.StrEnum):
-    """The kind of a location; `_FACTS` has the facts about each."""
+    """The kind of a location; `_FACTS` has the facts about each kind."""
 
     FILE = "file"
     PVC = "pvc"
@@ -36,7 +36,7 @@ class _Facts(NamedTuple):
     """The facts about a scheme.
 
     Args:
-        form: how its locations are written.
+        form: the form in which its locations are written.
         is_remote: whether its locations are in an object store.
         bucket: the word for the first part of the URI: `bucket`, `container` or `claim`; empty if there is none.
         extra: the extra of Safepoint that installs what the scheme needs; empty if it needs no other package.
@@ -118,14 +118,14 @@ class Location:
 
     @property
     def parent(self) -> "Location":
-        """The location that contains this one; `.` for a relative folder without `/`."""
+        """The location that contains this location; `.` for a relative folder without `/`."""
         path = self.path.rpartition("/")[0]
         if self.is_folder and not path:
             path = "/" if self.path.startswith("/") else "."
         return replace(self, path=path)
 
     def child(self, name: str) -> "Location":
-        """The location called `name` inside this one."""
+        """The location called `name` inside this location."""
         return replace(self, path=f"{self.path.rstrip('/')}/{name}" if self.path else name)
 
     def resolved(self, base: str) -> "Location":
@@ -172,9 +172,10 @@ def parse_location(text: str) -> Location:
     # The bucket's name becomes a part of a host name in a URL, so it must not contain a character that ends a host
     # name, such as `:`.
     if not _BUCKET.fullmatch(bucket):
+        what = _FACTS[scheme].bucket
         raise ValueError(
-            f"the location {shown!r} has an invalid name of a {_FACTS[scheme].bucket}: it may have at most "
-            "255 letters, digits, `-`, `_` and `.`"
+            f"the location {shown!r} has an invalid {what} name: a {what} name begins with a letter or a digit, and "
+            "has at most 254 letters, digits, `-`, `_` and `.`"
         )
     path = _plain(prefix).strip("/") if prefix else ""
     if any(part in {".", ".."} for part in path.split("/")):
@@ -183,7 +184,7 @@ def parse_location(text: str) -> Location:
 
 
 def resolve_claim(location: Location, mounts: str | None = None) -> Location:
-    """The folder where the claim of a `pvc://` location is mounted; other locations are returned unchanged.
+    """The folder of a `pvc://` location in the mounted claim; other locations are returned unchanged.
 
     Args:
         location: the location.

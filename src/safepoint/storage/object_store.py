@@ -68,7 +68,7 @@ class ObjectStore:
                 yield dataclasses.replace(named[key], key=key)
 
     def unsorted(self, *, deadline_s: float | None = None) -> Iterator[StoredObject]:
-        """Yield all objects as they arrive, in any order, also those whose names are not valid keys.
+        """Yield all objects as they arrive, in any order, including objects whose names are not valid keys.
 
         The names are not kept, so a caller that only adds up sizes needs no memory for them.
         """
@@ -119,15 +119,14 @@ class ObjectStore:
             try:
                 version = self._requests.put(self._full(key), data, condition, within_s=timeout_s)
             except ConditionError:
-                # The answer to an earlier try may have been lost, although that try has written the object. So
-                # compare its content.
+                # An earlier try may have written the object, although its answer was lost. So compare the content.
                 version = self._version_if_equal(key, data, deadline_s) if num_tries > 1 and condition else None
                 if version is None:
                     raise
                 return version
             if version.strip('"') == md5:
                 return version
-            condition = condition and Condition(version=version)  # the next try may replace only what this try wrote
+            condition = condition and Condition(version=version)  # the next try may replace only this try's version
             if self._version_if_equal(key, data, deadline_s) is None:
                 name = f"{self.location.scheme}://{self.location.bucket}/{self._full(key)}"
                 raise failures.changed_in_transit(f"PUT {name}")
@@ -234,7 +233,7 @@ def _bucket_of(location: Location, options: StorageOptions) -> Bucket:
 
 
 def _read_small(file: OpenFile) -> bytes:
-    """The bytes of a file that was small a moment ago; it may have grown to any size since."""
+    """The bytes of a file that was small when it was opened. It may have grown to any size since then."""
     data = bytearray()
     while block := os.pread(file.descriptor, file.size_bytes + 1 - len(data), len(data)):
         data += block

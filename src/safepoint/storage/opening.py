@@ -32,11 +32,11 @@ def open_store(
     Args:
         location: a folder, a claim (a volume, mounted as a folder) or an object store.
         options: how to reach an object store; None reads them from `environ`.
-        environ: environment variables; None for those of this process.
+        environ: environment variables; None for the variables of this process.
 
     Raises:
         ValueError: the claim's folder is not known, or the options of the object store are invalid.
-        StorageError: a package is missing that this kind of object store needs.
+        StorageError: a package that this kind of object store needs is missing.
     """
     location = resolve_claim(location)
     if location.is_folder:
@@ -49,11 +49,11 @@ def open_store(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What `try_access` has measured.
+    """The measurements of `try_access`.
 
     Args:
-        duration_s: how long writing, reading, listing and deleting took together.
-        clock_ahead_s: the store's clock minus this machine's, accurate to a second or two.
+        duration_s: how many seconds writing, reading, listing and deleting took together.
+        clock_ahead_s: the store's clock minus this machine's clock, in seconds; accurate to a second or two.
     """
 
     duration_s: float
@@ -81,7 +81,7 @@ def try_access(store: Store, *, within_s: float = _WITHIN_S) -> Tried:
         found = bytes(store.read(key, length=len(data), deadline_s=deadline_s))
         listed = {item.key: item for item in store.list(".safepoint", deadline_s=deadline_s)}
     except StorageError:
-        with contextlib.suppress(StorageError):  # raise the first error, not that of the deletion
+        with contextlib.suppress(StorageError):  # raise the first error, not the error of the deletion
             store.delete(key, deadline_s=clock.monotonic_s() + _TIDY_WITHIN_S)
         raise
     store.delete(key, deadline_s=deadline_s)

@@ -1,4 +1,4 @@
-"""How to reach object stores: endpoint, credentials, certificates; from the variables that other tools use too."""
+"""The options of object stores (endpoint, credentials, certificates), from the variables that other tools use too."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy that the environment names for requests to `url`; None unless `url` begins with `https:`.
+    """The environment's proxy for requests to `url`; None if there is no proxy, or if `url` is not `https:`.
 
     A proxy could read unencrypted requests. Encrypted requests pass through a proxy in a tunnel.
 
@@ -42,10 +42,10 @@ class StorageOptions:
         access_key_id: the public name of the secret key; None if the keys come from another source
             (`safepoint.storage.s3.credentials`).
         secret_access_key: the secret key. It is in no message and no `repr`.
-        session_token: belongs to keys that are temporary; None for permanent keys.
+        session_token: the token of temporary keys; None for permanent keys.
         ca_bundle: PEM file with the certificates to trust instead of the system's.
-        verify_tls: False accepts any certificate.
-        request_timeout_s: how long one request may take before it is repeated.
+        verify_tls: whether to check certificates; False accepts any certificate.
+        request_timeout_s: how many seconds one request may take before it is repeated.
     """
 
     endpoint: str | None = None
@@ -64,7 +64,8 @@ class StorageOptions:
         # cluster, and must not be able to choose a host with it.
         if not _REGION.fullmatch(self.region):
             raise ValueError(
-                f"the region {self.region[:80]!r} (AWS_REGION) may have at most 64 letters, digits, `-` and `_`"
+                f"the region {self.region[:80]!r} (AWS_REGION) is invalid: use letters, digits, `-` and `_` only, "
+                "at most 64 characters"
             )
         if not 0 < self.request_timeout_s < float("inf"):
             raise ValueError(f"request_timeout_s {self.request_timeout_s} must be a positive number of seconds")
@@ -77,7 +78,7 @@ class StorageOptions:
         return bool(self.access_key_id and self.secret_access_key)
 
     def authorities(self) -> bytes | None:
-        """The content of `ca_bundle`, which decides which servers get keys and checkpoints; None if it is not set.
+        """The content of `ca_bundle`; None if it is not set. The file decides which servers get keys and checkpoints.
 
         Raises:
             StorageError: another user may have written the file, or it cannot be read.
@@ -106,8 +107,8 @@ class StorageOptions:
             context = ssl.create_default_context()
         else:
             try:
-                # Comments in the file may have any encoding. A space replaces an empty text, with which the
-                # system's certificates would be trusted.
+                # Comments in the file may have any encoding. If the text were empty, the system's certificates
+                # would be trusted. So a space replaces an empty text.
                 context = ssl.create_default_context(cadata=trusted.decode("ascii", errors="ignore") or " ")
             except ssl.SSLError as error:
                 raise self._unusable("it has no certificate in PEM format") from error

@@ -58,7 +58,7 @@ def map_reads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
     """Call `function`, which reads from a store, for several items at once; return the results in the order of the
     items."""
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="safepoint-read") as threads:
-        return list(threads.map(function, items))  # when one call fails, `map` cancels those that have not begun
+        return list(threads.map(function, items))  # if a call fails, `map` cancels the calls that have not begun
 
 
 def _cut(ranges: Iterable[ByteRange]) -> Iterator[ByteRange]:

@@ -36,10 +36,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFile:
-    """A regular file that is open. Whatever happens to its name meanwhile, all its bytes come from this file.
+    """A regular file that is open. All bytes come from this file, even if another file gets its name meanwhile.
 
     Args:
-        descriptor: the open file. It is read at given offsets, on several threads; its position is not used.
+        descriptor: the open file. Several threads read it at given offsets; its position is not used.
         size_bytes: the size when the file was opened.
         name: the name of the file, for messages.
     """
@@ -92,7 +92,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What must be true of an object for a write to replace or create it.
+    """The condition under which a write may create or replace an object.
 
     Args:
         version: the version that the object must still have; None if there must be no object under the key.
@@ -117,13 +117,13 @@ class Store(Protocol):
 
     What every implementation promises, and the contract suite tests:
 
-    - a reader sees an object whole or not at all. While an object is replaced, readers see the old one;
+    - a reader sees an object whole or not at all. While an object is replaced, readers see the old object;
     - after a write has returned, every reader sees the new object, and in a folder the object survives a power loss;
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
     - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`).
-      It also succeeds if an earlier try, whose answer was lost, has already done the work;
+      It also succeeds if an earlier try has already done the work, and its answer was lost;
     - content that was changed on its way to the store is sent again, or the write fails; it never counts as written;
-    - memory stays bounded whatever the size of an object, except in `read`, which returns all requested bytes;
+    - memory stays bounded for objects of any size, except in `read`, which returns all requested bytes;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.
 
     All methods may raise AccessDeniedError and TransientError (the deadline has passed). The docstring of each method
@@ -138,8 +138,8 @@ class Store(Protocol):
     def list(self, prefix: str = "", *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """Yield the objects below `prefix/`, sorted by key; without a prefix, all objects of the store.
 
-        Objects of other programs whose names are not valid keys are left out, with a warning. In the stores of Google
-        and Azure, which the library obstore reads, the listing fails at an object with an invalid name.
+        Objects of other programs whose names are not valid keys are left out, with a warning. The library obstore
+        lists the stores of Google and Azure. There, the listing fails at an object with an invalid name.
         """
         ...
 
@@ -160,15 +160,15 @@ class Store(Protocol):
         most_bytes: int = MOST_READ_BYTES,
         deadline_s: float | None = None,
     ) -> memoryview:
-        """Read `length` bytes from `start` on; without `length`, all bytes from `start` to the end.
+        """Read `length` bytes from `start` on; if `length` is None, all bytes from `start` to the end.
 
         Args:
             key: the key of the object.
             start: the first byte.
-            length: the number of bytes.
-            most_bytes: without `length`, the most bytes that are read. What the server says about the size of the
-                object is not trusted.
-            deadline_s: when to give up.
+            length: the number of bytes; None for all bytes to the end.
+            most_bytes: if `length` is None, the most bytes that are read. The size that the server states is not
+                trusted.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             ObjectNotFoundError: there is no such object.
@@ -207,7 +207,7 @@ class Store(Protocol):
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Write a file or a stream of bytes of any size, a large one in parts. An existing object is replaced.
+        """Write a file or a stream of any size. Large sources are sent in parts. An existing object is replaced.
 
         If an upload to S3 is interrupted, a repeated upload, even by another process, sends only the missing parts.
         On the other object stores, a repeated upload sends everything again.
@@ -217,14 +217,14 @@ class Store(Protocol):
 
         Args:
             key: the key of the object.
-            source: a regular file that does not change meanwhile, by its path or open; or a stream. A path is opened
-                once, and may not be a link.
+            source: a stream; or a regular file, as a path or as an open file. The file must not change during the
+                upload. A path is opened once, and must not be a link.
             fence: called immediately before the object becomes visible. An exception that `fence` raises stops the
                 upload. Together with `sweep`, a fence prevents a replaced writer from overwriting its successor's
                 objects (docs/adr/0007-object-stores.md).
-            progress: receives the numbers of bytes sent. If the server already has parts of the file, all of
-                them are reported in one call.
-            deadline_s: when to give up.
+            progress: receives the number of bytes sent since its last call. If the server already has parts of the
+                file, all these parts are reported in one call.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             StorageError: the upload failed, or the source has more or fewer bytes than announced.
@@ -232,7 +232,7 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
-        """Delete an object; a missing one is not an error."""
+        """Delete an object; a missing object is not an error."""
         ...
 
     def sweep(
@@ -250,7 +250,7 @@ class Store(Protocol):
             keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
                 exactly this key, so each of `keys` is requested. On MinIO, uploads of other keys are not found.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
-            deadline_s: when to give up.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
         """
         ...
 
@@ -264,14 +264,14 @@ def check_length(content: Content, num_bytes: int) -> None:
     """Check that a stream delivered as many bytes as it announced.
 
     Raises:
-        StorageError: the stream delivered more or fewer.
+        StorageError: the stream delivered more or fewer bytes.
     """
     if num_bytes != content.size_bytes:
         raise StorageError(f"a stream of {content.size_bytes} bytes delivered {num_bytes} bytes; nothing was written")
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is valid, see `Store`; otherwise raise ValueError."""
+    """Return `key`, or raise ValueError if the key is invalid; see `Store`."""
     if not is_key(key):
         raise ValueError(
             f"the key {key!r} is invalid: it must be a relative path, without empty parts, `.`, `..`, control "
@@ -287,7 +287,7 @@ def is_key(key: str) -> bool:
 
 
 def is_own_key(key: str, location: Location) -> bool:
-    """Whether `key`, a name from a listing of `location`, is valid. The first invalid name causes a warning."""
+    """Whether a name from a listing of `location` is a valid key. The first invalid name causes a warning."""
     if is_key(key):
         return True
     if not key.endswith("/"):  # consoles create empty objects with such keys, which stand for folders

@@ -1,1 +1,1 @@
-"""Fault injection, for Safepoint's own tests and for users who want to test how their storage fails."""
+"""Fault injection, for Safepoint's own tests and for users who want to test a training with failing storage."""

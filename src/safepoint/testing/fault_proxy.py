@@ -1,4 +1,4 @@
-"""A proxy on loopback between a client and an S3 server, which injects the requested faults.
+"""A proxy on loopback between a client and an S3 server. The proxy injects the requested faults.
 
     with FaultProxy("127.0.0.1:9000", seed=1) as proxy:
         proxy.add(Fault(kind=Kind.STATUS, status=503, probability=0.05))
@@ -95,7 +95,7 @@ class FaultProxy:
         seed: the seed of the random numbers for `Fault.probability`.
         delay_s: how long to wait before each request is forwarded.
         bytes_per_s: the limit for the bodies in each direction, for all connections together; None for no limit.
-        port: 0 for a free one.
+        port: the port of the proxy; 0 for any free port.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class FaultProxy:
 
     @property
     def endpoint(self) -> str:
-        """The URL for the client to use instead of the server's."""
+        """The URL for the client to use instead of the server's URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, fault: Fault) -> None:
-        """Inject `fault` from now on. If several faults apply to a request, the one that was added first is used."""
+        """Inject `fault` from now on. If several faults apply to a request, the fault added first is used."""
         with self._lock:
             self._faults.append(fault)
 
@@ -321,7 +321,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _flipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks, with one bit in the middle of the first one inverted."""
+    """The blocks, with one bit in the middle of the first block inverted."""
     for block in blocks:
         middle = len(block) // 2
         yield block[:middle] + bytes([block[middle] ^ 1]) + block[middle + 1 :]
@@ -335,7 +335,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--error-rate", type=float, default=0.0, help="share of requests that break, in any way")
     parser.add_argument("--delay-ms", type=float, default=0.0)
-    parser.add_argument("--mb-per-s", type=float, default=None, help="limit of each direction")
+    parser.add_argument("--mb-per-s", type=float, default=None, help="limit in each direction")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     rate = options.mb_per_s * 1e6 if options.mb_per_s else None

@@ -1,4 +1,4 @@
-"""The training process of a rank, with its votes, saves and resume; and the launcher that starts the ranks.
+"""The training process of a rank (votes, saves, resume), and the launcher that starts the ranks.
 
 `python -m safepoint.training SCRIPT` runs SCRIPT as one rank (module `rank`). Importing this package loads no heavy
 library, because a rank must install its signal handlers before it imports torch.
@@ -16,5 +16,5 @@ collective      the ranks' process group and the vote
 context         one rank's settings, signal handlers, connections, progress and end
 state           random numbers, strategies, the base model of adapters
 outcome         how the ranks ended, and the exit code of a node
-compatibility   what differs between the releases of torch and transformers
+compatibility   what differs between the releases of torch, Transformers, Accelerate and PEFT
 """

@@ -1,7 +1,8 @@
 """`python -m safepoint.training SCRIPT [ARGS…]`, or `-m MODULE [ARGS…]`: runs an unchanged script as one rank.
 
 Run it under `safepoint run`, under torchrun, or alone. The variables SAFEPOINT_* hold the options of `safepoint run`.
-One of them makes the process a template, from which the launcher copies ranks (`safepoint.training.rank_processes`).
+If SAFEPOINT_TEMPLATE is set, the process is a template: a process that the launcher copies to create ranks
+(`safepoint.training.rank_processes`).
 """
 
 import sys

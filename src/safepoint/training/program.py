@@ -24,12 +24,12 @@ _OTHER_FILES = {
 
 
 def find_script(name: str) -> Path:
-    """The script that a command line names: a file or, as in a shell, a command of this Python environment.
+    """The script that a command line names: a file, or a command of this Python environment.
 
-    Examples of such commands are `accelerate` and `trl`: small Python scripts, which pip has installed beside Python.
+    Commands such as `accelerate` and `trl` are small Python scripts, which pip has installed beside Python.
 
     Raises:
-        UsageError: there is no such script, it is no Python script, or it starts ranks by itself.
+        UsageError: there is no such script, the file is not a Python script, or the script starts ranks by itself.
     """
     path = Path(name)
     if path.name in _LAUNCHERS:
@@ -81,7 +81,8 @@ def run_program(program: Sequence[str], *, is_module: bool) -> None:
 def _run_file(name: str) -> None:
     """Run a file as Python does: `__file__` is its absolute path, and `sys.argv[0]` is the path as it was given.
 
-    So the program finds its file after it has changed the current folder. `runpy.run_path` uses one path for both.
+    So the program finds its file after it has changed the current folder. `runpy.run_path` uses the same path for
+    both values.
     """
     path = os.path.abspath(name)
     is_archive = pkgutil.get_importer(path) is not None  # with a `__main__.py`
@@ -98,10 +99,11 @@ def _run_file(name: str) -> None:
 
 
 class _ProgramByAnotherName(ModuleType):
-    """The program's module under the name that processes started by `multiprocessing` give it.
+    """The module of the user's program, under the name `__mp_main__`.
 
-    They return objects of its classes under this name. `multiprocessing` has made it a name of the module that was
-    `__main__` when it was imported, which was not the program yet.
+    Processes that `multiprocessing` starts import the program under this name, and return objects of its classes
+    under this name. When `multiprocessing` is imported, it gives this name to the current module `__main__`. At that
+    time, `__main__` is not the user's program yet.
     """
 
     def __getattr__(self, name: str) -> Any:

@@ -51,8 +51,9 @@ def main(arguments: list[str]) -> int:
     code = _run_to_its_end(context, arguments)
     if code == ExitCode.OK and context.outputs.is_empty and context.place.is_first:
         _log.warning(
-            "the script has ended, and Safepoint saved nothing and ignored its options: the script used no Trainer "
-            "of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no safepoint.epochs"
+            "the script has ended. Safepoint saved nothing, and the options of Safepoint had no effect, because the "
+            "script used no Trainer of Hugging Face or TRL, no SafepointCallback, no safepoint.session and no "
+            "safepoint.epochs"
         )
     if outcome.interrupted is None:
         code = _finish_uploads(context, code)
@@ -115,7 +116,7 @@ def _finish_uploads(context: RankContext, code: int) -> int:
     missing = uploads.missing(is_complete=is_complete)
     if code != ExitCode.OK or not missing:
         return code
-    if is_complete:  # otherwise `finish` has already reported the unfinished uploads
+    if is_complete:  # if not, `finish` has already reported the unfinished uploads
         _log.error("%s", missing)
     context.record.ended(ExitCode.STORAGE, missing)
     return ExitCode.STORAGE
@@ -133,8 +134,8 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
     """End the process without tearing the interpreter down.
 
     The tear-down takes longer than the save of a small model, and it can hang: the destructor of torch's gloo group
-    holds the interpreter's lock while it joins threads that wait for this lock. Of a tear-down, this function does
-    only two parts: it waits for Python's threads (if `wait_for_threads`), and runs the exit handlers.
+    holds the interpreter's lock while it joins threads that wait for this lock. This function does only two parts of
+    a tear-down: it waits for Python's threads (if `wait_for_threads`), and runs the exit handlers.
     """
     if wait_for_threads:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -154,14 +155,14 @@ def _exit_with(launcher_pid: int | None) -> None:
 
 
 def _print_into(folder: str | None, rank: int) -> None:
-    """Redirect stdout and stderr of this process and its children to one file in `folder`, in the order of writes."""
+    """Redirect stdout and stderr of this process and its children to one file in `folder`; None changes nothing."""
     if not folder:
         return
     try:
         file = os.open(Path(folder) / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
         _log.warning(
-            "rank %d cannot write its output to a file in %s: %s; it writes to the launcher's output instead",
+            "rank %d cannot write its output to a file in %s: %s; the rank writes to the launcher's output instead",
             rank,
             folder,
             error.strerror,

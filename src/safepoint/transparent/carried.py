@@ -1,4 +1,4 @@
-"""Temporary folders of frozen processes, which an image contains because they may be deleted before the restore.
+"""Temporary folders of frozen processes. An image contains them, because they may be deleted before the restore.
 
 Each folder becomes a tar archive beside CRIU's files. The archive has only the contents of the folder. A folder is
 restored only if its path does not exist, so an archive cannot replace a file. A folder that another user has made at
@@ -98,8 +98,8 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path], stack: c
             folder.mkdir(0o700)  # raises an error if another user has made it meanwhile
             restored.append(folder)
             stack.enter_context(kept(folder))
-            # Links may lead out of the folder, as those to snapshots in memory do. No file is written through a link.
+            # Links may lead out of the folder, as links to snapshots in memory do. No file is written through a link.
             archive.extractall(folder, filter="tar", numeric_owner=True)
-            folder.chmod(0o700)  # also if others could enter the folder when it was frozen
+            folder.chmod(0o700)  # even if others could enter the folder when it was frozen
     except tarfile.TarError as error:
         raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error

@@ -1,7 +1,7 @@
 """Freezes process trees into one image, all at the same moment.
 
-The order of the steps: look for everything that is known to fail; stop all processes; dump all trees. Then either let
-the processes run on, or keep them stopped, commit the image, and end them.
+The order of the steps: check for all known obstacles; stop all processes; dump all trees. Then either let the
+processes run on, or keep them stopped, commit the image, and end them.
 
 Promises: either the image is committed, or the processes run on and nothing is left of the image, even if Safepoint,
 CRIU or one of the processes is killed.
@@ -47,9 +47,10 @@ class Frozen:
 
     Args:
         manifest: its manifest.
-        frozen_s: how long the processes were frozen by the CUDA driver and by signals, until they ran on or were
-            dumped.
-        is_in_memory: whether the raw pages were written to memory first; otherwise to a disk, which takes longer.
+        frozen_s: for how many seconds the CUDA driver and signals kept the processes frozen, until they ran on or
+            were dumped.
+        is_in_memory: whether the raw pages were written to memory first. If False, they were written to a disk first,
+            which takes longer.
     """
 
     manifest: ImageManifest
@@ -75,15 +76,15 @@ def freeze_trees(
             must belong to these trees.
         location: where the image will be. The new image refers to pages of the newest image there, if that image is
             valid.
-        is_running_after: whether the processes run on; otherwise they are ended when the image is committed.
+        is_running_after: whether the processes run on. If False, they are ended when the image is committed.
         carried: the temporary folders of root processes, which are restored with them.
         before_end: called when the image is committed, before the processes are ended. If it raises an exception, the
-            processes run on. It is not called with `is_running_after`.
+            processes run on. It is not called if `is_running_after`.
         progress: called with the number of bytes of pages stored since the last call.
 
     Raises:
         NotFoundError: a process does not exist.
-        UsageError: this process is in a tree, a tree is in another one, a root is the first process of this machine
+        UsageError: this process is in a tree, a tree is in another tree, a root is the first process of this machine
             or container, or others may write to the folder of the location.
         FreezeError: CRIU failed; the processes run on.
         SafepointError, OSError: the image could not be written; the processes run on.
@@ -134,8 +135,8 @@ def freeze_trees(
 def _tree_of(root: int) -> list[int]:
     if root == _FIRST:
         raise UsageError(
-            f"process {root} is the first process of this machine or container, which the kernel does not stop for "
-            "a process in it; nothing was frozen",
+            f"process {root} is the first process of this machine or container, and the processes in it cannot stop "
+            "their first process; nothing was frozen",
             hint="let another process start the program, as `podman run --init` does, and name the program's process",
         )
     tree = tree_of(root)
@@ -143,7 +144,7 @@ def _tree_of(root: int) -> list[int]:
         raise NotFoundError(f"there is no process {root}; nothing was frozen", hint="name a process that runs")
     if os.getpid() in tree:
         raise UsageError(
-            f"process {root} has started this command, which cannot freeze itself; nothing was frozen",
+            f"process {root} has started this command, and the command cannot freeze itself; nothing was frozen",
             hint="run the command in another session",
         )
     return tree

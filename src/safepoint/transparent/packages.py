@@ -1,4 +1,4 @@
-"""Whether the packages of the extra `transparent` are installed, without importing them."""
+"""Checks whether the packages of the extra `transparent` are installed. The packages are not imported."""
 
 import importlib.util
 

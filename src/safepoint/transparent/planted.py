@@ -51,7 +51,7 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
             raise _of_others(path, "processes have it open")
         if not os.path.lexists(path) and lies_in_shared_folder(path):
             raise FreezeError(
-                f"{printable(path)}, which the processes have open, is missing, and other users could make it; "
+                f"the processes have {printable(path)} open; it is missing, and other users could make it; "
                 "nothing was restored",
                 hint="restore it from a backup",
             )
@@ -65,8 +65,8 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
 def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
     """Check the files and folders that variables and arguments of restored processes name.
 
-    If a named folder, or the folder of a named file, is missing, and another user could make it, this function makes
-    it.
+    If a named folder is missing, and another user could make it, this function makes the folder. The folder of a
+    named file is treated in the same way.
 
     Args:
         pids: the processes, which do not run yet.

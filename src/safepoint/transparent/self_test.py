@@ -1,4 +1,4 @@
-"""Tests whether processes can be frozen and restored here, with a small program.
+"""Tests with a small program whether processes can be frozen and restored here.
 
 Kernels, containers and file systems can refuse each step, and no version number shows this.
 """

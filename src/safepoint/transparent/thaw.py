@@ -3,8 +3,8 @@
 The order of the steps: check the whole image, and the images that it needs; restore all trees up to the point where
 no process runs yet; let all of them run.
 
-Promises: CRIU is started only after everything was checked, and the files that it restores from are byte for byte
-those that it had written. Either all trees run or none, even if Safepoint or CRIU is killed.
+Promises: CRIU is started only after everything was checked, and the files from which it restores are byte for byte
+the files that it had written. Either all trees run or none, even if Safepoint or CRIU is killed.
 """
 
 import contextlib

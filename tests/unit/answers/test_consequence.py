@@ -61,7 +61,7 @@ def test_a_save_that_does_not_fit_leaves_choices() -> None:
         assert not any(waits in one for one in consequence_of(Action.SUSPEND, RUNNING, other).sentences)
     on_cluster = of(trainjob())
     assert on_cluster.state.holds_slots
-    first = "the save comes first"
+    first = "the job is saved before it is stopped"
     for action, is_first in ((Action.SUSPEND, True), (Action.SCALE, True), (Action.DELETE, False)):
         assert any(first in one for one in consequence_of(action, on_cluster, report).sentences) == is_first
     assert not any(first in one for one in consequence_of(Action.SUSPEND, RUNNING, report).sentences)
@@ -107,7 +107,8 @@ def test_a_freeze_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = consequence_of(Action.FREEZE, RUNNING, training(), freeze=plan)
     assert (found.is_possible, found.fits, found.safe_step) == (True, None, 30)
     text = " ".join(found.sentences)
-    assert "All 3 processes of the job stop at one moment, go into a process image in /state/images" in text
+    assert "All 3 processes of the job stop at the same moment" in text
+    assert "are written to a process image in /state/images, and end" in text
     assert "at most 2.0 GB, and 1.0 GB are free there: it may not fit. If it does not, the processes run on." in text
     assert "it uses the newest checkpoint: step 30, 2" in text
     assert "with all passwords in it" in text
@@ -142,7 +143,7 @@ def test_a_document_has_plain_values() -> None:
     assert document["action"] == "resume"
     assert document["sentences"] == [
         "The job continues from its newest checkpoint, step 7, as soon as there is room for it.",
-        "Its files are read first. If they are damaged, the newest valid checkpoint is used.",
+        "The checkpoint is verified first. If it is damaged, the newest valid checkpoint is used.",
     ]
 
 

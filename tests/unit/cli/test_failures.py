@@ -63,7 +63,8 @@ def test_without_json_it_is_for_a_person(output: Path) -> None:
     """A usage error comes with the usage, another one is one line with what to do."""
     assert safepoint("checkpoints", "list").stderr.startswith("Usage: safepoint checkpoints list")
     line = safepoint("checkpoints", "show", str(output / "checkpoint-9")).stderr
-    assert line == f"safepoint: error: there is no checkpoint-9 in {output} — see `safepoint checkpoints list`\n"
+    hint = "`safepoint checkpoints list` lists the checkpoints"
+    assert line == f"safepoint: error: there is no checkpoint-9 in {output} — {hint}\n"
 
 
 def test_what_the_script_is_told_is_not_told_to_us(project: Path) -> None:

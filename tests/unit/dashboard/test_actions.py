@@ -234,7 +234,7 @@ def test_a_freeze_is_explained_and_done(home: Path, dashboard: Dashboard, monkey
     for module in ("safepoint.answers.freezing", "safepoint.dashboard.pages.actions"):
         monkeypatch.setattr(f"{module}.find_criu", lambda: criu)
     text = dashboard.get(page).text
-    assert f"go into a process image in {job_folder('busy')}/images" in text
+    assert f"are written to a process image in {job_folder('busy')}/images" in text
     assert ">Freeze</button>" in text
     requests: list[tuple[Any, ...]] = []
 

@@ -149,7 +149,7 @@ def test_damage_that_was_found_stays_visible(home: Path, dashboard: Dashboard) -
     assert "model.safetensors: its content changed" in row
     assert next_one == "checkpoint-20"
     assert f"{path}/delete" not in row
-    assert "checkpoint-30 is damaged. The newest without a known fault: checkpoint-20." in resume
+    assert "checkpoint-30 is damaged. The newest checkpoint without a known fault: checkpoint-20." in resume
     assert {one["name"]: one["state"] for one in dashboard.get(f"{path}.json").json()}["checkpoint-30"] == "damaged"
     model.write_bytes(good)
     row, next_one, resume = found()

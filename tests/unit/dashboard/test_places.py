@@ -25,7 +25,7 @@ from safepoint.jobs.model.job_place import LogLine
 from safepoint.jobs.model.receipts import Receipt
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import Progress, SpaceRecord, State
+from safepoint.progress.record import OUTPUT_FOLDER, Progress, SpaceRecord, State
 from tests.support.checkpoints import commit, prepared
 from tests.support.dashboards import Sample, at, write_sample
 from tests.support.hostile_texts import HOSTILE, Tags
@@ -347,6 +347,21 @@ def test_a_claim_that_is_nearly_full(client: TestClient, cluster: Cluster) -> No
     assert (room["location"], room["saves_left"], room["is_low"]) == ("pvc://ckpt/tiny", 2, True)
     assert room["free_bytes"] is None
     assert f'href="/jobs/{PLACE}/tiny/checkpoints"' in client.get("/storage").text
+
+
+def test_how_full_a_claim_is(client: TestClient, cluster: Cluster) -> None:
+    """As the pods have posted it, also while there is room; a warning about another folder is shown, too."""
+    output = SpaceRecord(place=OUTPUT_FOLDER, free_bytes=25_000, size_bytes=100_000, remaining_s=86_400.0)
+    cluster.fields = {"progress": Progress(time=at(1), state=State.TRAINING, step=5, space=(output,))}
+    [room] = client.get("/storage.json").json()
+    assert (room["free_bytes"], room["used_share"], room["is_low"]) == (25_000, 0.75, False)
+    assert room["growth_bytes_s"] == pytest.approx(25_000 / 86_400)
+    assert "75 % of the claim" in client.get("/storage").text
+    low = SpaceRecord(place="folder", saves_left=2, remaining_s=600.0, is_low=True)
+    cluster.fields = {"progress": Progress(time=at(1), state=State.TRAINING, step=6, space=(low, output))}
+    [room] = client.get("/storage.json").json()
+    assert (room["used_share"], room["saves_left"], room["remaining_s"], room["is_low"]) == (0.75, 2, 600.0, True)
+    assert room["growth_bytes_s"] == pytest.approx(25_000 / 86_400)
 
 
 def test_hostile_texts_of_a_cluster_are_shown_as_text(client: TestClient, cluster: Cluster, tmp_path: Path) -> None:

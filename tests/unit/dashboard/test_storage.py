@@ -161,6 +161,9 @@ def test_many_locations(home: Path, start: Callable[..., Dashboard], monkeypatch
     assert (team["num_jobs"], len(team["jobs"]), team["jobs"][0]["name"]) == (25, 20, "job-24")
     assert team["stored_bytes"] == 0
     assert "and 21 more" in dashboard.get("/storage").text
+    assert "left out" not in dashboard.get("/storage").text
+    monkeypatch.setattr(room_view, "MOST_FOLDERS", 4)
+    assert "2 older locations are left out" in dashboard.get("/storage").text
 
 
 def test_a_full_bucket_needs_attention(
@@ -179,10 +182,13 @@ def test_a_full_bucket_needs_attention(
         dashboard.get("/jobs")
         usage = dashboard.client.app.state.context.usage  # pyright: ignore
         assert usage._work.is_done(30 * PATIENCE)
-        return dashboard.get("/jobs?state=attention").text
+        text = dashboard.get("/jobs?state=attention").text
+        assert (problem in text) == (problem in dashboard.get("/jobs/local/one").text.replace("<wbr>", ""))
+        return text
 
+    problem = "s3://models/team has no room for the next save"
     full = page(2 * GB)
-    assert full.count("s3://models/team has no room for the next save") == 1
+    assert full.count(problem) == 1
     assert 'href="/jobs/local/one"' in full
     assert "No job matches" in page(2 * GB + 1)
 

@@ -91,7 +91,7 @@ def test_a_job_that_cannot_be_read_for_a_while(view: JobView, wait: list[float])
     away = SafepointError("the server does not answer")
     watch(reads(view, away, away, view, replace(view, state=JobState.COMPLETE)), screen, interval_s=1.0)
     notes = [note for _, _, note in screen.shown]
-    assert notes == ["", "The job cannot be read now: the server does not answer. This is tried again.", "", ""]
+    assert notes == ["", "The job cannot be read now: the server does not answer. Safepoint tries again.", "", ""]
     with pytest.raises(SafepointError, match="does not answer"):
         watch(reads(away), screen, interval_s=1.0)
 

@@ -87,7 +87,7 @@ def test_how_many_checkpoints_stay(
     needs = _needs(model, *arguments, **job)
     if kept is None:
         assert needs.local_bytes is None
-        assert "how many checkpoints stay in it is not known" in needs.unlimited
+        assert "it is not known how many checkpoints stay in it" in needs.unlimited
         return
     assert (needs.local_bytes, needs.unlimited) == (_needs(model, num_kept=kept).local_bytes, "")
 
@@ -101,7 +101,7 @@ def test_how_many_checkpoints_stay(
         ({"ranks_per_node": None}, (), "with which strategy several ranks train"),
         ({"ranks_per_node": 8}, ("--fsdp", "full_shard"), ""),
         ({}, ("--config", "a.yaml"), "a file with further arguments"),
-        ({}, ("--optim", "lomo"), "'lomo' keeps is not known"),
+        ({}, ("--optim", "lomo"), "the states of the optimizer 'lomo' are not known"),
     ],
 )
 def test_what_is_not_certain_sets_no_limit(

@@ -67,6 +67,7 @@ FULL = Progress(
             remaining_s=60.0,
             num_deletable=2,
             is_low=True,
+            size_bytes=10**11,
         ),
     ),
     grace_s=30.0,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from safepoint.progress.record import Progress, State
+from safepoint.progress.record import OUTPUT_FOLDER, Progress, SpaceRecord, State
 from safepoint.progress.trainer_status import TrainerStatus
 from tests.unit.progress.test_record import FULL, TIME
 
@@ -98,6 +98,12 @@ def test_the_body_of_a_status_update() -> None:
     assert metrics["loss"] == "0.5"
     assert metrics["eval_loss"] == "0.75"
     assert (metrics["spaceSavesLeft"], metrics["spaceSeconds"]) == ("0", "60.0")
+    assert (metrics["outputFreeBytes"], metrics["outputSizeBytes"]) == (str(10**10), str(10**11))
+    output = SpaceRecord(place=OUTPUT_FOLDER, free_bytes=25, size_bytes=100, remaining_s=90.0)
+    space = json.loads(TrainerStatus.of(replace(FULL, space=(output,)), has_ended=False).to_request())
+    posted = {metric["name"]: metric["value"] for metric in space["trainerStatus"]["metrics"]}
+    names = ("outputFreeBytes", "outputSizeBytes", "outputSeconds", "spaceSeconds")
+    assert [posted.get(name) for name in names] == ["25", "100", "90.0", None]
     again = TrainerStatus.of(replace(FULL, repeated_steps=7), has_ended=False).to_request()
     assert {"name": "repeatedSteps", "value": "7"} in json.loads(again)["trainerStatus"]["metrics"]
     many = replace(FULL, train_metrics={f"m{number}": 1.0 for number in range(400)})

@@ -13,7 +13,7 @@ from safepoint.storage.failures import from_connection, from_status
         (404, "NoSuchKey", ObjectNotFoundError, "no such object"),
         (403, "InvalidAccessKeyId", AccessDeniedError, "wrong or have expired"),
         (400, "ExpiredToken", AccessDeniedError, "wrong or have expired"),
-        (403, "AccessDenied", AccessDeniedError, "do not permit it"),
+        (403, "AccessDenied", AccessDeniedError, "do not permit the request"),
         (403, "RequestTimeTooSkewed", TransientError, "busy or failing"),
         (412, "", ConditionError, "another writer"),
         (409, "", ConditionError, "another writer"),

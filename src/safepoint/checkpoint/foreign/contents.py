@@ -59,7 +59,7 @@ def tensors_of(path: ReadablePath) -> set[str]:
     end = 0
     for begin, after, name in places:
         if begin != end:
-            raise CheckpointError(f"the bytes of the tensor {name!r} do not follow those of the tensor before it")
+            raise CheckpointError(f"the bytes of the tensor {name!r} do not follow the bytes of the tensor before it")
         end = after
     if end != data_bytes:
         raise CheckpointError(f"its header describes {end} bytes of tensors, and the file has {data_bytes}")
@@ -103,7 +103,7 @@ def shards_named_by(path: ReadablePath) -> dict[str, set[str]]:
 
 
 class DcpFolder(NamedTuple):
-    """What the metadata of torch.distributed.checkpoint states.
+    """The facts that the metadata of torch.distributed.checkpoint states.
 
     Args:
         num_ranks: a lower bound of the number of ranks that wrote the checkpoint.

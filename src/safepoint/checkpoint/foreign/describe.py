@@ -1,6 +1,6 @@
 """Computes the manifest that a checkpoint of another program would have. It reads each file of the checkpoint once.
 
-While it computes the digests, it compares the bytes with those that `examine` has read. So the manifest describes
+While it computes the digests, it compares the bytes with the bytes that `examine` has read. So the manifest describes
 only bytes that were examined.
 
 The same files always have the same manifest, so that a repeated start continues the same run.
@@ -50,7 +50,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
             raise
         raise CheckpointError(f"{found.name} cannot be read: {error.message}") from error
     except (ValueError, OverflowError) as error:
-        raise CheckpointError(f"no manifest can describe {found.name}: {error}") from error
+        raise CheckpointError(f"a manifest of {found.name} cannot be made: {error}") from error
 
 
 def _describe(

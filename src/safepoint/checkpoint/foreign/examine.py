@@ -4,7 +4,7 @@ Promises: nothing is changed, nothing is run, no name in a file leads outside of
 time that a file costs are bounded. A checkpoint without faults has all files that the Trainer needs, and each has the
 form and the size that it states.
 
-Not promised: that the values of tensors are right. There is no digest with which to compare them.
+Not promised: that the values of tensors are right. The checkpoint has no digests with which they could be compared.
 """
 
 import contextlib
@@ -90,8 +90,9 @@ def examine(
     Args:
         store: the output folder or the object store that contains it.
         name: `checkpoint-<step>`.
-        allowed: functions and classes that its pickles may name, in addition to those that are always allowed.
-        accumulation: the number of micro-batches per step and rank, in case the files do not state it.
+        allowed: functions and classes that its pickles may name, in addition to the names that are always allowed.
+        accumulation: the number of micro-batches per step and rank, used if the files do not state it; None if it is
+            not known.
 
     Raises:
         StorageError: the object store cannot be read. In a folder, an unreadable file is a fault.
@@ -102,7 +103,7 @@ def examine(
 def faults_of_names(store: Store, name: str) -> tuple[Fault, ...]:
     """The faults that a list of the files shows, such as a missing file or a save that has not ended.
 
-    No file is opened, so the call takes as long as one listing, whatever the files hold.
+    No file is opened, so the call takes as long as one listing, and the content of the files does not matter.
 
     Args:
         store: the output folder or the object store that contains it.

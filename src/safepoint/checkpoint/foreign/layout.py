@@ -1,6 +1,6 @@
 """Which files of a checkpoint the Trainer needs, for each strategy under which a checkpoint can be written.
 
-The names are those of transformers 4.57 to 5.23, accelerate 1.12 to 1.15 and DeepSpeed 0.18 to 0.19.
+Transformers 4.57 to 5.23, Accelerate 1.12 to 1.15 and DeepSpeed 0.18 to 0.19 write files with these names.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _CONFIGS = re.compile(r"config\.json|([^/]+/)?adapter_config\.json|generation_co
 
 
 class Strategy(StrEnum):
-    """How the ranks shared model and optimizer; the values are those of a manifest, except for SHARDS and IN_ONE."""
+    """How the ranks shared model and optimizer. The values are not the strategies of a manifest."""
 
     WHOLE = "whole"
     """Single process or DDP: rank 0 wrote everything but the random number states."""
@@ -53,7 +53,7 @@ def is_own(paths: Collection[str]) -> bool:
 
 
 def markers(paths: Collection[str]) -> list[str]:
-    """The files that say that a save has not ended."""
+    """The files that exist only while a save has not ended."""
     return sorted(path for path in paths if path.startswith(INCOMPLETE))
 
 
@@ -91,7 +91,7 @@ def missing(paths: Collection[str], strategy: Strategy) -> list[str]:
 def missing_rng(paths: Collection[str], at_least: int = 1) -> list[str]:
     """The missing files of random number states.
 
-    Each rank up to the highest rank that has a file needs one, and so does each rank below `at_least`.
+    Each rank needs a file: each rank up to the highest rank that has a file, and each rank below `at_least`.
     """
     ranks, num_ranks = _rng_ranks(paths)
     num_ranks = max(num_ranks, at_least)
@@ -102,7 +102,7 @@ def missing_rng(paths: Collection[str], at_least: int = 1) -> list[str]:
 
 
 def num_ranks(paths: Collection[str]) -> int:
-    """How many ranks wrote random number states."""
+    """The number of ranks that the files of random number states show; 1 if there is no such file."""
     return _rng_ranks(paths)[1]
 
 

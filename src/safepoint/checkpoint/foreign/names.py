@@ -55,7 +55,7 @@ class AllowedNames:
     """Refuses names of functions and classes that a loader would refuse.
 
     Args:
-        also: further names, such as those that a script has allowed with `torch.serialization.add_safe_globals`.
+        also: further names, such as the names that a script has allowed with `torch.serialization.add_safe_globals`.
     """
 
     def __init__(self, also: Collection[str] = ()) -> None:

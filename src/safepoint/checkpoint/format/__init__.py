@@ -1,2 +1,2 @@
-"""A checkpoint as files: manifest, digests, the record of the files that one node holds; verifying and listing
-folders."""
+"""The files of a checkpoint: the manifest, the digests, the record of the files that one node holds. This package
+also verifies and lists folders."""

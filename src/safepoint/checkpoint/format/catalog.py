@@ -1,4 +1,4 @@
-"""The checkpoints in an output folder, and the one to resume from.
+"""The checkpoints in an output folder, and the checkpoint to resume from.
 
 A checkpoint is a folder `checkpoint-<step>`. The checkpoint with the highest step counts as the newest. So a run that
 resumes from an older checkpoint, or from none, first moves the checkpoints with higher steps aside (see `set_aside`).
@@ -34,7 +34,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a folder's name states, or None when it is not a checkpoint's name."""
+    """The step in the name of a folder; None if the folder does not have the name of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
@@ -46,7 +46,7 @@ def list_checkpoints(output: Path) -> list[Path]:
 
 
 def planted_checkpoints(output: Path) -> dict[Path, Fault]:
-    """What `list_checkpoints` leaves out because it belongs to another user, newest first, each with the reason."""
+    """The checkpoints of other users, which `list_checkpoints` leaves out: newest first, each with the reason."""
     return {path: _fault_of_owner(path) for path in _list_named(output) if is_of_stranger(path)}
 
 
@@ -57,8 +57,8 @@ def _fault_of_owner(path: Path) -> Fault:
         owner = "unknown"
     return Fault(
         file="the folder",
-        reason=f"it belongs to another user ({owner}), and others may write to the folder that contains it. If it is "
-        f"to be used, copy it to a folder that only you can write to, and name the copy with --resume",
+        reason=f"it belongs to another user ({owner}), and others may write to the folder that contains it. To use "
+        f"it, copy it to a folder that only you can write to, and name the copy with --resume",
     )
 
 
@@ -73,8 +73,8 @@ def _list_named(output: Path) -> list[Path]:
 def refuse_inside_checkpoint(folder: Path) -> None:
     """Refuse a folder that must not receive new files, because it belongs to a checkpoint or to Safepoint.
 
-    A folder that contains a valid manifest counts as a checkpoint. If the folder has the name of a checkpoint, a
-    damaged manifest suffices. A manifest in a folder that everyone can write to, such as /tmp, is ignored if another
+    A folder that contains a valid manifest counts as a checkpoint. A folder with the name of a checkpoint counts even
+    if its manifest is damaged. A manifest in a folder that everyone can write to, such as /tmp, is ignored if another
     user may have put it there. With such a manifest, that user could stop all runs below this folder.
 
     Raises:
@@ -106,7 +106,7 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
         rejected: called with each damaged checkpoint that is skipped, and its first fault.
 
     Returns:
-        Path and manifest, or None when the folder holds nothing that is named like a checkpoint.
+        Path and manifest; None if no path in the folder has the name of a checkpoint.
 
     Raises:
         NothingValidError: checkpoints exist, and none of them is valid.
@@ -131,7 +131,7 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
 
 
 def fault_of_step(manifest: Manifest, folder: Path) -> Fault | None:
-    """What is wrong with a checkpoint of another step than the name of its folder states; None for any other one."""
+    """The fault of a checkpoint whose step differs from the step in its folder's name; None if both are equal."""
     if manifest.step == step_of(folder):
         return None
     reason = f"its step is {manifest.step}, and the folder's name has step {step_of(folder)}"
@@ -166,7 +166,7 @@ def refuse_invalid(output: Path) -> NoReturn:
     if not any(os.path.exists(path / MANIFEST_NAME) for path in found):
         raise NothingValidError(
             f"{output} holds {plural(len(found), 'checkpoint folder')} without a manifest; training was not started",
-            hint="`safepoint checkpoints list` says which were not written by Safepoint and which have lost their "
+            hint="`safepoint checkpoints list` shows which folders another program wrote, and which have lost their "
             "manifest; to start at step 0, use --from-scratch, which moves the folders aside and deletes nothing",
         )
     raise NothingValidError(
@@ -177,7 +177,7 @@ def refuse_invalid(output: Path) -> NoReturn:
 
 
 def lacks_record(path: Path) -> bool:
-    """Whether `path` has the name of a checkpoint, and no manifest or record: Safepoint did not commit it."""
+    """Whether `path` has the name of a checkpoint, but no manifest or record: Safepoint did not commit it."""
     return (
         step_of(path) is not None
         and os.path.isdir(path)
@@ -187,7 +187,7 @@ def lacks_record(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aside:
-    """What `set_aside` has done.
+    """The result of `set_aside`.
 
     Args:
         place: the new folder; None when nothing was moved.

@@ -72,8 +72,8 @@ class FileDigester:
         self._size += PART_BYTES
 
     def differs(self, parts: Sequence[str]) -> bool:
-        """Whether the last complete part has another digest than in `parts`; False if `parts` has no digest for this
-        part."""
+        """Whether the digest of the last complete part differs from its digest in `parts`; False if `parts` has no
+        digest for this part."""
         number = len(self._parts) - 1
         return 0 <= number < len(parts) and self._parts[number] != parts[number]
 
@@ -122,9 +122,9 @@ def digest_file(
         expected_bytes: the size that the file should have. If the file is larger, only one byte more is read, and the
             size in the result is this size plus one. None if any size is right.
         expected_parts: the digests that the parts of the file should have, if they are known. Reading stops after the
-            first part with another digest, and the result is the digest of what was read. A part that should contain
-            only zeros, and is a hole of the file, is not read. Otherwise, reading a sparse file of many terabytes
-            would take hours, although the file occupies no disk space.
+            first part with another digest, and the result is the digest of the bytes that were read. If a part should
+            contain only zeros, and is a hole of the file, the part is not read. (A sparse file of many terabytes
+            occupies no disk space, but reading its holes would take hours.)
 
     Raises:
         OSError: unreadable, a link, or not a regular file.
@@ -143,7 +143,7 @@ def digest_open_file(
     expected_bytes: int | None = None,
     expected_parts: Sequence[str] = (),
 ) -> FileDigest:
-    """Do what `digest_file` does with an open file. The position in the file is not used."""
+    """The same as `digest_file`, for an open file. The current position of `descriptor` is not used."""
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     digester, position = FileDigester(), 0
     end = None if expected_bytes is None else expected_bytes + 1

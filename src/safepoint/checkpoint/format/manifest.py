@@ -1,7 +1,7 @@
 """The manifest: one JSON file that describes a checkpoint and names its files. Also the record of one node's part.
 
 If every node has an output folder of its own, each folder holds a part of the checkpoint (docs/adr/0008). The part
-has a record in place of the manifest, so that no reader takes it for a complete checkpoint.
+has a record in place of the manifest, so that no reader takes the part for a complete checkpoint.
 
 Promises: `Manifest.from_bytes(manifest.to_bytes()) == manifest`, and the same for a part. A record with an altered
 byte is refused. A hostile record is refused before any path in it is used. Reading executes no code. Not promised:
@@ -139,7 +139,7 @@ class FileEntry:
 
     @classmethod
     def of(cls, path: str, found: FileDigest) -> "FileEntry":
-        """The entry of a file whose digest was taken."""
+        """The entry of the file at `path`, from the size and the digests of the file."""
         return cls(path=path, size_bytes=found.size_bytes, digest=found.digest, parts=found.parts)
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ def path_fault(path: str) -> str | None:
     parts = path.split("/")
     encoded = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
     if not path or sum(encoded) + len(parts) - 1 > _MAX_PATH_BYTES or max(encoded) > _MAX_NAME_BYTES:
-        return f"is empty or longer than {_MAX_PATH_BYTES} bytes, or has a name of more than {_MAX_NAME_BYTES} bytes"
+        return f"is empty or longer than {_MAX_PATH_BYTES} bytes, or a component exceeds {_MAX_NAME_BYTES} bytes"
     if _UNPRINTABLE.search(path):
         return "has a control character, a surrogate or a backslash"
     if path.startswith("/"):
@@ -253,7 +253,7 @@ class Manifest(ManifestFacts):
         if paths != sorted(set(paths)):
             raise ValueError("files must be sorted by path, and no path may occur twice")
         _check_folders(paths)
-        # In this order, a path that is below another one follows it immediately.
+        # In this order, the paths below another path follow immediately after that path.
         ordered = sorted(path.replace("/", "\0") for path in paths)
         for above, path in itertools.pairwise(ordered):
             if path.startswith(f"{above}\0"):
@@ -311,7 +311,7 @@ class Manifest(ManifestFacts):
 def _check_folders(paths: Sequence[str]) -> None:
     """Raise ValueError if the files are in far more folders than there are files.
 
-    A folder takes two bytes of a path and 4 KiB of a disk, so that a small manifest could fill a disk.
+    A folder takes two bytes of a path and 4 KiB of a disk. So a small manifest could fill a disk.
     """
     most = len(paths) + _MOST_FOLDERS
     numbers: dict[tuple[int, str], int] = {}
@@ -320,7 +320,7 @@ def _check_folders(paths: Sequence[str]) -> None:
         for name in path.split("/")[:-1]:
             above = numbers.setdefault((above, name), len(numbers) + 1)
         if len(numbers) > most:
-            raise ValueError(f"the paths of {len(paths)} files must have at most {most} folders")
+            raise ValueError(f"{len(paths)} files are in more than {most} folders, which is not allowed")
 
 
 Describe = Callable[[tuple[FileEntry, ...]], Manifest]
@@ -417,6 +417,6 @@ def is_of_newer_release(data: bytes) -> bool:
         record = parse_json_object(data)
         version = record.get("version")
         is_later = isinstance(version, str) or (isinstance(version, int | float) and version > VERSION)
-        # Compared with a tuple, not a set, because a format that is a list has no hash.
+        # A tuple, not a set: `format` may be a list, which has no hash.
         return record.get("format") in (FORMAT, _PART_FORMAT) and is_later
     return False

@@ -1,4 +1,4 @@
-"""Checks that the bytes that were read from a checkpoint's files are the bytes whose digests were computed.
+"""Checks that all reads of a range of a checkpoint's files return the same bytes.
 
 Two reads of a file may return different bytes: a hostile server may send other bytes, and another user may write to
 the file. So the right digest of a second read does not prove that the first read was right. `ReadRanges` keeps the
@@ -56,7 +56,7 @@ class ReadRanges:
                 self._of(key, first).setdefault((first, count), None)
 
     def parts(self) -> Iterator[tuple[str, int]]:
-        """The path of each file and the number of each of its parts of PART_BYTES from which a range was noted."""
+        """The parts of files in which a range was noted: (path of the file, number of the part of PART_BYTES)."""
         with self._lock:
             return iter(sorted(self._found))
 
@@ -64,16 +64,16 @@ class ReadRanges:
         """Compare the noted ranges of a file with its bytes from `start`, a multiple of PART_BYTES.
 
         The caller passes the bytes to `take`, in order, and calls `finish` when it knows that they are right.
-        `finish` compares the digest of every noted range of these bytes. If `expect` has noted a range, and the range
-        is read later, this read must have the same digest.
+        `finish` compares the digest of every noted range of these bytes. For a range that `expect` has noted,
+        `finish` records the digest, and a later read of the range must have the same digest.
         """
         return Comparison(self, key, start)
 
     def checked(self, ranges: Iterable[tuple[str, int, int]], sink: Callable[[memoryview], None]) -> "CheckedSink":
-        """A sink that compares the digests of its bytes with the noted ones, and passes the bytes on to `sink`.
+        """A sink that compares the digests of its bytes with the noted digests, and passes the bytes on to `sink`.
 
         Args:
-            ranges: key, first byte and length of the ranges whose bytes it gets, in order.
+            ranges: key, first byte and length of the ranges whose bytes the new sink receives, in order.
             sink: receives the blocks.
         """
         pieces = ((key, *piece) for key, start, length in ranges for piece in _cut(start, length))
@@ -102,7 +102,7 @@ class ReadRanges:
         if not is_same:
             raise CheckpointError(
                 f"{key} changed while it was read: bytes {start} to {start + length} were not the same each time",
-                hint="see `safepoint checkpoints verify --deep`",
+                hint="`safepoint checkpoints verify --deep` lists the faults",
             )
 
 

@@ -1,8 +1,8 @@
 """A record: one JSON object in a file, with a format, a version and a digest of itself.
 
 Promises: `open_sealed` accepts what `seal` wrote, and refuses it after any change of a byte. Reading takes bounded
-memory and executes nothing. Not promised: that the fields make sense. The value that is made from the record checks
-them.
+memory and executes nothing. Not promised: that the fields are valid. The class that is made from the record checks
+the fields.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     """One JSON object in UTF-8, of at most `MAX_RECORD_BYTES`, without duplicate names, NaN and infinities.
 
     Raises:
-        ManifestError: `data` is something else.
+        ManifestError: `data` is not such an object.
     """
     is_large = MAX_BYTES < len(data) <= MAX_RECORD_BYTES
     # Count the values first, because each value takes a lot of memory.

@@ -87,7 +87,7 @@ def read_part(folder: Path) -> NodePart:
 
 
 def read_manifest_of_any(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`; if `folder` holds a node's part, that of the whole checkpoint.
+    """The manifest of the checkpoint in `folder`. If `folder` holds one node's part: the whole checkpoint's manifest.
 
     Raises:
         ManifestError: the folder has no valid manifest and no valid record of a part.
@@ -135,7 +135,8 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
 
     Args:
         folder: a checkpoint.
-        deep: also read every file and compare its digest; otherwise names, kinds and sizes only.
+        deep: whether to read every file and compare its digest, too. If not, only names, kinds and sizes are
+            compared.
         progress: called with bytes read so far and bytes in all.
     """
     if folder.is_symlink():
@@ -190,7 +191,7 @@ def _verify_files(
 
 
 def list_files(folder: Path, *, skip_unreadable: bool = False) -> dict[str, int | None]:
-    """What is in the folder: path → size in bytes, None for links and special files; see `walk_files`.
+    """The files in the folder: path → size in bytes, None for links and special files; see `walk_files`.
 
     Raises:
         OSError: the folder cannot be listed.

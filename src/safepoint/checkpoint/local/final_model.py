@@ -1,8 +1,8 @@
 """The final model: the model that is published as `final/` when the training has reached its last step.
 
-The final model is the model as it was when `train()` returned. Safepoint uploads it at once or, if it cannot be
-streamed, leaves it in `.safepoint/final/` for the uploader. If the script then saves a model of its own, in `final/`
-or in the output folder, that model is published instead.
+The final model is the model as it was when `train()` returned. Safepoint uploads it at once. If it cannot be
+streamed, Safepoint leaves it in `.safepoint/final/` for the uploader. If the script then saves a model of its own, in
+`final/` or in the output folder, the script's model is published instead.
 """
 
 import os
@@ -95,7 +95,7 @@ def _scripts_model(root: Path, end: TrainingEnd) -> tuple[Path, list[str]]:
     candidates = [(root / FINAL, _in_final(root) or [])]
     candidates += [(root, at_root)] if any(name in at_root for name in _MODEL_FILES) else []
     for source, paths in candidates:
-        # A model of which no file was written after the training belongs to an earlier run in the same folder.
+        # If no file of a model was written after the training, the model belongs to an earlier run in this folder.
         models = [path for path in paths if path in _MODEL_FILES] or paths
         if any(end.earlier.get(source / path) != _stamp(source / path) for path in models):
             return source, paths

@@ -1,6 +1,7 @@
 """The folder that a run writes to: its lock, its checkpoints, and the leftovers of ended runs.
 
-To claim the folder is to lock it for a run. The keeper is the process of each node that writes snapshots to disk.
+A run claims the folder: it locks the folder, so that no other run can use it. The keeper is the process of each node
+that writes snapshots to disk.
 """
 
 import contextlib
@@ -99,7 +100,7 @@ class OutputFolder:
         Also refuse a folder `.safepoint` of another user, who could replace what is written there.
 
         Raises:
-            StorageError: there is a link or a special file, or `.safepoint` cannot be read, or is another user's.
+            StorageError: there is a link or a special file, or `.safepoint` is unreadable or of another user.
         """
         if is_of_stranger(self.control):
             raise StorageError(
@@ -116,8 +117,8 @@ class OutputFolder:
                         found += path.iterdir() if path == self.control else []
                     elif not stat.S_ISREG(status.st_mode) or path in {self.work, self.trash}:
                         raise StorageError(
-                            f"{printable(str(path))} is a link or a special file; with it, Safepoint would write "
-                            "outside the output folder; nothing was changed",
+                            f"{printable(str(path))} is a link or a special file, and Safepoint would write through "
+                            "it to a place outside the output folder; nothing was changed",
                             hint="delete it or replace it by a copy, or name another output folder",
                         )
         except OSError as error:
@@ -157,10 +158,10 @@ class OutputFolder:
         """Lock the folder for this run. If another run holds it, wait, because that run may be about to exit.
 
         Args:
-            wait_s: how long to wait for another run.
+            wait_s: how many seconds to wait for another run.
             waiting: called once, when the wait begins, with a description of the process that holds the folder.
-            keeper: the identity of this run's keeper, which may still hold the folder from an earlier start of this
-                run.
+            keeper: the identity of this run's keeper; empty if the run has none. The keeper may still hold the folder
+                from an earlier start of this run.
 
         Returns:
             Whether the file system supports locks. Without locks, `clean` must not be called: another run may be
@@ -306,19 +307,19 @@ class OutputFolder:
         """The checkpoints of `passed_over`, each with the reason why it does not count."""
         reason = (
             f"an earlier start did not use it and could not move it aside, so {self.control / NOTES_NAME} names it. "
-            "Move it away; or, if it is to be used, delete that file"
+            "Move the checkpoint away, or delete that file to use the checkpoint again"
         )
         return {path: Fault(file="the folder", reason=reason) for path in self.passed_over()}
 
     def checkpoints(self) -> list[Path]:
-        """Everything that is named like a checkpoint, newest first, without those that were passed over."""
+        """The paths with the name of a checkpoint, newest first, without checkpoints that were passed over."""
         notes = read_notes(self.control)
         return [path for path in list_checkpoints(self.root) if not is_noted(path, notes)]
 
     def manifests(self) -> Iterator[tuple[Path, Manifest]]:
         """The committed checkpoints and parts with their manifests, newest first; not verified.
 
-        A checkpoint is left out if its manifest cannot be read, or is of another step than the folder's name states.
+        A checkpoint is left out if its manifest cannot be read, or has another step than the folder's name.
         Manifests can be large. They are read one after the other, so that a caller need not hold all of them.
         """
         for path in self.checkpoints():
@@ -369,7 +370,7 @@ class OutputFolder:
         """Whether a process reads or uploads the checkpoint, or the part, called `name`.
 
         If the holder of the lock is unknown, only the newest two checkpoints with such a lock count as in use. If all
-        counted, everyone who may read the folder, in another container for example, could fill the disk.
+        counted, everyone who may read the folder (in another container, for example) could fill the disk.
         """
         lease = self._lease_on(name)
         if lease is not Lease.UNKNOWN:

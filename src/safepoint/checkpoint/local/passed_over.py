@@ -1,10 +1,10 @@
 """Checkpoints that a run has passed over and could not move aside.
 
-A run that resumes from an older checkpoint moves the newer ones aside, because the highest step counts as the newest
-checkpoint. A checkpoint that cannot be moved (an immutable folder, a mount point) is noted in
-`.safepoint/passed-over.json` instead, with the digest of its record. From then on, no start resumes from it,
-retention does not count it, and it is not uploaded. A new checkpoint under the same name has another record, so it is
-not passed over.
+A run that resumes from an older checkpoint moves newer checkpoints aside. Otherwise the next start would resume from
+one of them, because the checkpoint with the highest step counts as the newest. A checkpoint that cannot be moved (an
+immutable folder, a mount point) is noted in `.safepoint/passed-over.json` instead, with the digest of its record.
+From then on, no start resumes from this checkpoint, retention does not count it, and it is not uploaded. A new
+checkpoint under the same name has another record, so it is not passed over.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def read_notes(control: Path) -> dict[str, str]:
 
 
 def is_noted(folder: Path, notes: Mapping[str, str]) -> bool:
-    """Whether `notes` name the checkpoint `folder`, and its record is still the one that was noted."""
+    """Whether `notes` name the checkpoint `folder`, and its record still has the digest that was noted."""
     return folder.name in notes and notes[folder.name] == _digest_of_record(folder)
 
 

@@ -3,8 +3,9 @@
 Pruning is the same in a folder and in an object store. The policies are pure functions.
 
 A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; `younger=` sets no limit. These always
-stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, and those that the caller
-protects. A checkpoint that is known to be damaged does not count as one of the N of a policy, and is not deleted.
+stay: the newest checkpoint, the newest valid checkpoint, checkpoints that a process reads or uploads, and checkpoints
+that the caller protects. A checkpoint that is known to be damaged is not deleted. It does not count in the N of a
+policy.
 
 These rules apply to each run separately: newer or better checkpoints of another run at the same location
 do not cause the deletion of a checkpoint. A run deletes only its own checkpoints.
@@ -154,8 +155,8 @@ def select_superseded(
 
     Args:
         candidates: the committed checkpoints, in any order. The policies are applied to each run separately.
-        policies: which to keep; without a policy that is a limit, all stay.
-        now_s: seconds since 1970, by the clock that wrote `created_s`.
+        policies: which checkpoints to keep; if no policy is a limit, all stay.
+        now_s: the current time in seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as the step of the best model so far.
         is_good: checks the files of a checkpoint. If steps of a run would be deleted, it is called for the valid
             checkpoints of the run, newest first, until it returns True. That checkpoint is kept. If it never returns
@@ -259,7 +260,7 @@ class CheckpointFolder(Protocol):
         """Delete the checkpoint called `name` so that readers see it whole or not at all.
 
         Returns:
-            False when a process is reading or uploading it, or if a later release wrote it; then it stays.
+            False if the checkpoint stays, because a process reads or uploads it, or because a later release wrote it.
         """
         ...
 
@@ -284,11 +285,11 @@ def prune(
 
     Args:
         folder: holds the checkpoints: a folder or an object store.
-        policies: which checkpoints to keep; without any, all are kept.
+        policies: which checkpoints to keep; if there are no policies, all are kept.
         report: receives the events.
         protected: steps that are never deleted.
         run_id: the run whose checkpoints to delete; None for all runs.
-        deadline_s: when to give up on a store.
+        deadline_s: when to give up on a store, by the monotonic clock. If None, only each request has a time limit.
 
     Raises:
         ConflictError: another attempt has claimed the store.
@@ -314,16 +315,16 @@ def delete_one(
     *,
     deadline_s: float | None = None,
 ) -> bool:
-    """Delete one checkpoint; report why it could not be deleted, as `prune` does.
+    """Delete one checkpoint. If this fails, report the reason, as `prune` does.
 
     Args:
         folder: the checkpoints.
         step: the step of the checkpoint.
         report: receives the events.
-        deadline_s: when to give up on a store.
+        deadline_s: when to give up on a store, by the monotonic clock. If None, only each request has a time limit.
 
     Returns:
-        Whether it is deleted. Also False while a process reads or uploads it.
+        Whether the checkpoint was deleted. Also False if a process reads or uploads it.
     """
     from safepoint.checkpoint.format.catalog import checkpoint_name  # not at the top, because it imports manifests
     from safepoint.foundation.events.run_events import PruneFailed

@@ -1,10 +1,10 @@
 """Thinning: deletes old checkpoints before a save, if the save would not fit.
 
-Retention deletes checkpoints after a save. If the next save would not fit, thinning deletes more, and
-earlier: `newest=N` then counts as `newest=1`. It deletes the oldest checkpoints first, and only as many as necessary.
-What `every`, `best` and `younger` keep stays, and so does everything if no policy sets a limit. As in retention,
-these always stay: the newest checkpoint, the newest valid one, those that a process reads or uploads, those that the
-caller protects, and those of other runs and programs.
+Retention deletes checkpoints after a save. If the next save would not fit, thinning deletes more checkpoints before
+this save: `newest=N` then counts as `newest=1`. Thinning deletes the oldest checkpoints first, and only as many as
+necessary. Checkpoints that `every`, `best` or `younger` keep stay. If no policy sets a limit, all checkpoints stay.
+As in retention, these always stay: the newest checkpoint, the newest valid checkpoint, checkpoints that a process
+reads or uploads, checkpoints that the caller protects, and checkpoints of other runs and programs.
 
 A folder that does not state its free space, or does not answer, is not thinned before the save. If the save then
 fails because the disk or a quota is full, `is_full` returns True for the error. In this case, the caller deletes one
@@ -27,14 +27,14 @@ from safepoint.foundation.volumes.occupied import Occupied, occupied
 from safepoint.foundation.volumes.room import Limit, Room, room_of
 
 _LIMIT_S = 5.0
-"""How long a save waits for a folder that does not state its free space."""
+"""How many seconds a save waits for a folder that does not state its free space."""
 _SPARE_BYTES, _SPARE_SHARE, _SPARE_INODES = 1 << 20, 1 / 64, 16
-"""Space for the manifest, for folders, and for what the file system adds to the files."""
+"""Space for the manifest, for folders, and for the data that the file system adds to the files."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def with_spare(save: Occupied) -> Occupied:
-    """What must be free for a save whose files occupy `save`."""
+    """The space that must be free for a save whose files occupy `save`."""
     return Occupied(
         num_bytes=round((1 + _SPARE_SHARE) * save.num_bytes) + _SPARE_BYTES,
         num_inodes=save.num_inodes + _SPARE_INODES,
@@ -42,7 +42,7 @@ def with_spare(save: Occupied) -> Occupied:
 
 
 def under_pressure(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """The policies that apply while a save does not fit: those given, with `newest=1` in place of `newest=N`."""
+    """The policies that apply if a save does not fit: `policies`, with `newest=1` in place of `newest=N`."""
     return tuple(KeepNewest(1) if isinstance(policy, KeepNewest) else policy for policy in policies)
 
 
@@ -75,9 +75,9 @@ def make_room(
         output: the folder. The caller is the only process that commits and prunes there.
         policies: the retention policies of the run.
         report: receives the events.
-        save: what the files of the save will occupy.
+        save: the space that the files of the save will occupy.
         protected: steps that are never deleted.
-        run_id: the run, whose checkpoints may be deleted.
+        run_id: the run. Only its checkpoints may be deleted.
         has_failed: whether the save was tried, and the disk or a quota was full. Then one checkpoint is deleted,
             even if there seems to be enough space: a quota may be smaller than the file system.
         read_room: measures the free space.
@@ -103,7 +103,7 @@ def make_room(
             continue
         report(Thinned(step=step, path=output.where(checkpoint_name(step)), reason=reason))
         done.append(frees)
-        # A file system may free the space of deleted files later, and then still reports what was free before.
+        # A file system may free the space of deleted files later. Until then it still reports the old free space.
         measured = _measure(output.root, read_room)
         if room is None or measured is None or _fits(measured, needed) or _fits(_plus(room, done), needed):
             break
@@ -113,7 +113,7 @@ def make_room(
 def _deletable(
     output: OutputFolder, policies: Sequence[Policy], protected: Collection[int], run_id: str
 ) -> Iterator[tuple[int, Occupied]]:
-    """The steps that may be deleted, oldest first, each with what its deletion frees."""
+    """The steps that may be deleted, oldest first, each with the space that its deletion frees."""
     with contextlib.suppress(OSError):  # if the folder cannot be read, the pruning after the save reports it
         for step in output.superseded(under_pressure(policies), protected=protected, run_id=run_id):
             if not output.is_in_use(checkpoint_name(step)):

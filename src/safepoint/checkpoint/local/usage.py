@@ -1,4 +1,4 @@
-"""What the checkpoints of one run occupy in a folder, and how much each further save will add.
+"""The space that the checkpoints of one run occupy in a folder, and how much each further save will add.
 
 A forecast of the free space of a folder needs both (`estimates.forecast`).
 """
@@ -37,8 +37,8 @@ class Usage:
 
     Args:
         checkpoints: the candidates for retention, newest first.
-        newest: what the newest checkpoint occupies; None if there is none.
-        total: what all checkpoints, unfinished saves and deleted files occupy.
+        newest: the space that the newest checkpoint occupies; None if there is no checkpoint.
+        total: the space that all checkpoints, unfinished saves and deleted files occupy.
     """
 
     checkpoints: tuple[Candidate, ...] = ()
@@ -52,7 +52,7 @@ class Usage:
 
     @property
     def steps_between(self) -> int | None:
-        """Steps between the newest two checkpoints; None if there are fewer."""
+        """Steps between the newest two checkpoints; None if there are fewer than two checkpoints."""
         if len(self.checkpoints) < 2:
             return None
         return self.checkpoints[0].step - self.checkpoints[1].step
@@ -63,8 +63,8 @@ class Growth:
     """How the number of checkpoints will grow.
 
     Args:
-        saves_until_limit: how many more saves add a checkpoint each; None if all checkpoints stay.
-        share_later: of all saves after these, the share whose checkpoint is never deleted.
+        saves_until_limit: how many more saves increase the number of checkpoints; None if all checkpoints stay.
+        share_later: the share of all later saves whose checkpoints are never deleted.
     """
 
     saves_until_limit: int | None
@@ -77,7 +77,7 @@ def growth_of(usage: Usage, policies: Sequence[Policy], interval_s: float | None
     Args:
         usage: the usage of the folder.
         policies: the retention policies of the run.
-        interval_s: the time between two saves; None if it is not known.
+        interval_s: the time between two saves, in seconds; None if it is not known.
     """
     if not any(policy.is_limit for policy in policies):
         return Growth(saves_until_limit=None, share_later=1.0)
@@ -98,7 +98,7 @@ def growth_of(usage: Usage, policies: Sequence[Policy], interval_s: float | None
 
 
 class UsageReader:
-    """Reads the usage of a folder again and again. Each checkpoint is read once, until its manifest changes.
+    """Reads the usage of a folder again and again. A checkpoint is read again only if its manifest has changed.
 
     Args:
         output: the folder.

@@ -4,12 +4,12 @@
 2. Every rank seals its part (the files that it has written): it fsyncs and digests each file, and moves the file into
    the merged folder.
 3. The first rank collects the lists of these files, makes the manifest and commits (`safepoint.checkpoint.commit`).
-   With a folder on each node, one rank of every node commits the files of its node.
+   If each node has a folder of its own, one rank of every node commits the files of its node.
 
 A crash before the commit leaves a working folder, which the next run in the output folder deletes. A crash after the
 commit leaves a complete checkpoint.
 
-Files that are added after the commit, by a user's callback for example, are not part of the checkpoint until
+A user's callback, for example, may add files after the commit. They are not part of the checkpoint until
 `replace_record` has written a record (a manifest or the record of a part) that names them.
 """
 
@@ -40,7 +40,7 @@ class RankPart:
         node: the node whose folder has the files; 0 if all ranks share one folder.
         files: the written files, already in the merged folder.
         error: why there are no files, with the number of the rank or node; None if there are files.
-        is_full: whether the error is that a disk or a quota is full.
+        is_full: whether the cause of the error is a full disk or quota.
     """
 
     rank: int
@@ -68,7 +68,10 @@ class WorkingCheckpoint(FolderDestination):
         super().__init__(self._root / "merged", target, trash=output.trash)
 
     def rank_root(self, rank: int) -> Path:
-        """Create the output folder of the framework of `rank`, which saves to `checkpoint-<step>/` in this folder."""
+        """Create and return the folder that the framework of `rank` uses as its output folder.
+
+        The framework saves to `checkpoint-<step>/` in this folder.
+        """
         root = self._root / f"rank-{rank}"
         no_links.make_folders(root / self.name)
         return root
@@ -96,7 +99,7 @@ class WorkingCheckpoint(FolderDestination):
         """Commit the sealed parts of all ranks. Only the first rank calls this method, and only once.
 
         Raises:
-            SaveError: see `merge_parts`; or the files differ from those that the ranks reported.
+            SaveError: see `merge_parts`; or the files differ from the files that the ranks reported.
             OSError: the disk is full, gone, or read-only.
         """
         manifest = merge_parts(parts, describe)
@@ -164,7 +167,7 @@ def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
 
 
 def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """Replace the record in `folder` with one that also names the added files. The record of a part becomes closed.
+    """Replace the record in `folder` with a record that also names the added files. The record of a part is closed.
 
     Args:
         folder: a committed checkpoint, or one node's part of it.

@@ -1,1 +1,1 @@
-"""Reads the pickles of a checkpoint, which an attacker may have written, within limits."""
+"""Reads the pickles of a checkpoint within limits, because an attacker may have written them."""

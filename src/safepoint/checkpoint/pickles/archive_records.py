@@ -20,7 +20,7 @@ _BAD_FLAGS = _ENCRYPTED | _PATCHED | _STRONGLY_ENCRYPTED
 
 
 class ArchiveError(ValueError):
-    """An archive is damaged, or its directory is not one that `torch.save` writes."""
+    """An archive is damaged, or `torch.save` does not write such a directory."""
 
 
 class ArchiveReader(RawReader):
@@ -56,7 +56,7 @@ def check_records(file: BinaryIO) -> None:
     place = file.tell()
     try:
         file.seek(0, io.SEEK_END)
-        # Not the result of `seek`: DCP's file objects return the position in another file.
+        # The result of `seek` is not used: DCP's file objects return the position in another file.
         size_bytes = file.tell() - place
 
         def read_range(start: int, count: int) -> bytes:
@@ -104,7 +104,7 @@ def check_directory(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: i
 
 
 def _check_place(file: ArchiveReader, archive: zipfile.ZipFile, size_bytes: int) -> None:
-    """Refuse an archive whose directory is not where its end says, or that continues after its end.
+    """Refuse an archive that states a wrong position of its directory, or that continues after its end.
 
     `zipfile` corrects a wrong position of the directory, but torch does not, so the two could read different
     directories.

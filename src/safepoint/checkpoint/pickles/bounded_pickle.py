@@ -36,7 +36,7 @@ class KeyLimits:
         number_bits: how large the numbers in keys may be.
         is_plain: returns whether a key is allowed. It is called for keys that are neither tuples nor numbers, and
             whose type is not in `PLAIN_KEYS`.
-        parts_of: returns, for a key that `is_plain` allows, the values from which the hash of the key is computed;
+        parts_of: receives a key that `is_plain` allows, and returns the values from which the key's hash is computed;
             None if there are none.
     """
 
@@ -90,7 +90,7 @@ class InstructionLimits:
         return self.most - self._left
 
     def count(self, code: int) -> None:
-        """Raise CheckpointError if there are too many instructions; `code` is the next one."""
+        """Raise CheckpointError if there are too many instructions; `code` is the next instruction."""
         self._left -= 1
         if self._left < 0:
             raise CheckpointError(f"a pickle has more than {self.most} instructions")
@@ -106,7 +106,8 @@ class BoundedUnpickler(_BASE):
     Args:
         file: the pickle.
         keys: the limits of keys.
-        has_state: called with an object and its state before the state is set. False refuses the pickle.
+        has_state: called with an object and its state before the state is set. If it returns False, the pickle is
+            refused.
     """
 
     def __init__(self, file: BinaryIO, *, keys: KeyLimits, has_state: Callable[[Any, Any], bool]) -> None:

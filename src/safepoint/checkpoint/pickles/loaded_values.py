@@ -1,4 +1,4 @@
-"""Checks and completes what `torch.load` returns from a checkpoint that an attacker may have written.
+"""Checks and completes the values that `torch.load` reads from a checkpoint. An attacker may have written the file.
 
 `weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
 remain:
@@ -10,9 +10,10 @@ remain:
   container would never end. `finish` refuses the container.
 - A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of this
   tensor, such as the next checkpoint, would have all these elements. `finish` refuses the tensor.
-- A value may be one that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Or it
-  cannot be saved, such as a tensor whose attributes hide its methods. The run would train with this value, and its
-  next checkpoints could not be loaded or written. `finish` refuses such values, wherever a pickle can put them.
+- There are values that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Other
+  values cannot be saved, such as a tensor whose attributes hide its methods. The run would train with such a value,
+  and its next checkpoints could not be loaded or written. `finish` refuses these values, wherever a pickle can put
+  them.
 - The state of a module may contain an instruction to replace the module's parameters by its tensors.
   `load_state_dict` follows this instruction. The tensors may be expanded or share their memory, and the fused kernels
   of optimizers do not check that: they would write to other memory of the process. And an existing optimizer would
@@ -45,7 +46,7 @@ loads a state with `assign=True`."""
 _GENERATOR_BYTES = {5048, 5056}
 """The sizes of the state of torch's generator for the CPU, in its earlier and in its present layout."""
 _NUM_WORDS = 624
-"""The random numbers in the state of the Mersenne Twister."""
+"""How many random numbers the state of the Mersenne Twister has."""
 _MOST_VALUES = 1 << 27
 """The most values in a file. A container that is in several places is counted once for each place."""
 
@@ -97,10 +98,12 @@ _STAND_INS: dict[str, Any] = {
 
 
 def with_stand_ins(allowed: list[Any]) -> list[Any]:
-    """What a pickle may name, for `torch.serialization.add_safe_globals`, with stand-ins for numpy's functions.
+    """The classes and functions that a pickle may name, as `torch.serialization.add_safe_globals` receives them.
+
+    Stand-ins replace numpy's functions.
 
     Args:
-        allowed: what else a pickle may name.
+        allowed: the other classes and functions that a pickle may name.
     """
     others = [one for one in allowed if _name_of(one) not in _STAND_INS and not _is_type_of_numpy(one)]
     return [*others, *((function, name) for name, function in _STAND_INS.items())]
@@ -120,8 +123,8 @@ def finish(loaded: Any) -> Any:
     """Replace stand-ins by numpy's arrays and types, and check all values.
 
     Args:
-        loaded: what `torch.load` has returned. Its lists, its dictionaries and the attributes in it are changed in
-            place.
+        loaded: the value that `torch.load` has returned. Its lists, its dictionaries and the attributes in it are
+            changed in place.
 
     Raises:
         ValueError: a container contains itself, there are too many values, tensors are larger than the file, or a
@@ -233,7 +236,7 @@ class _Finisher:
 
 
 def _made(stand_in: _SavedArray | _SavedType) -> Any:
-    """The array or the type for which a stand-in stands."""
+    """The array or the type that a stand-in replaces."""
     made = stand_in.array if isinstance(stand_in, _SavedArray) else getattr(stand_in, "dtype", None)
     if made is None:
         raise ValueError("an array or a type of numpy has no state")
@@ -241,14 +244,14 @@ def _made(stand_in: _SavedArray | _SavedType) -> Any:
 
 
 def _check_lasting(value: Any) -> None:
-    """Raise ValueError for a value that can be loaded from this file, and not from the next one."""
+    """Raise ValueError for a value that can be loaded from this file, but not from the run's next checkpoint."""
     is_stand_in = isinstance(value, FunctionType | type) and value in _STAND_INS.values()
     if is_stand_in or isinstance(value, _STORAGE_NAME):
         raise ValueError("it names a function or a type of numpy or torch without calling it")
 
 
 def _check_keys(keys: Iterable[Any]) -> None:
-    """Like `_check_lasting`, for keys of dictionaries and elements of sets. They are not replaced."""
+    """Like `_check_lasting`, for keys of dictionaries and elements of sets. `finish` does not replace these."""
     waiting = [key for key in keys if type(key) is not str]
     while waiting:
         key = waiting.pop()
@@ -260,7 +263,7 @@ def _check_keys(keys: Iterable[Any]) -> None:
 
 
 def _attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes that the pickle may have set, also those in slots."""
+    """The attributes that the pickle may have set, including attributes in slots."""
     own: Any = getattr(value, "__dict__", None)
     if isinstance(own, dict):
         yield from cast("dict[str, Any]", own).items()
@@ -276,7 +279,7 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 
 
 def _check_attributes(tensor: torch.Tensor) -> None:
-    """Raise ValueError if attributes of a tensor hide those of its class, or if the tensor has hooks.
+    """Raise ValueError if attributes of a tensor hide attributes of its class, or if the tensor has hooks.
 
     Such attributes could report a wrong size or type, or prevent a save.
     """

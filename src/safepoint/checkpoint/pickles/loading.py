@@ -25,7 +25,7 @@ def refusal(where: object, what: str, otherwise: str = "") -> CheckpointError:
     Args:
         where: the checkpoint or the file.
         what: why it was not loaded.
-        otherwise: what to do if no one else may have written it; empty for nothing.
+        otherwise: what to do if only this user can have written the checkpoint; empty for no such advice.
     """
     hint = f"{_DELETE_IT}; {otherwise}" if otherwise else _DELETE_IT
     return CheckpointError(f"{where} was not loaded: {what}", hint=hint)
@@ -35,8 +35,9 @@ def refusal(where: object, what: str, otherwise: str = "") -> CheckpointError:
 def states_of(where: object) -> Generator[None]:
     """While the block runs, turn the errors of invalid states into CheckpointErrors.
 
-    A checkpoint that someone else has written may have values of any type in its states, which frameworks do not
-    expect. Errors with other causes pass unchanged: errors of files, memory, devices, networks and different models.
+    A checkpoint that someone else has written may have values of any type in its states. Frameworks do not expect
+    such values. Errors with other causes pass unchanged: errors of files, memory, devices, networks and different
+    models.
 
     Args:
         where: the file or the checkpoint that is loaded, for the message.

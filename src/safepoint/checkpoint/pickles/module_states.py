@@ -1,8 +1,8 @@
-"""Makes modules load only data from the states of their own that a checkpoint has for them.
+"""Makes modules load only data, and run no code, from the extra states in a checkpoint.
 
 A module may save a state in a format of its own (`get_extra_state`), and load it with `set_extra_state`. For example,
-the layers of NVIDIA's Transformer Engine pickle this state into a tensor of bytes. When the file with the tensor is
-read, nothing notices the pickle, but loading the pickle could run code.
+the layers of NVIDIA's Transformer Engine pickle this state into a tensor of bytes. The checks of the file do not find
+this pickle, because it looks like a tensor. But loading the pickle could run code.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _running = threading.local()
 
 
 def only_copies(module: torch.nn.Module) -> bool:
-    """Whether a module copies the tensors of a state that it loads, and keeps none of them, as torch's modules do.
+    """Whether a module copies the tensors of a loaded state and keeps none of them, as torch's modules do.
 
     A module that has a state of its own, or a hook, may keep them.
     """
@@ -46,14 +46,14 @@ def only_copies(module: torch.nn.Module) -> bool:
 def checked_modules(where: object) -> contextlib.AbstractContextManager[None]:
     """While the block runs, restrict the pickles in the extra states that modules load in this thread.
 
-    Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`. And what a
-    module keeps of a state is not mapped from a file; see `unmapped`.
+    Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`. The tensors
+    that a module keeps of a state are not mapped from a file; see `unmapped`.
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
 
     Raises:
-        CheckpointError: an extra state contains a pickle that names something else.
+        CheckpointError: an extra state contains a pickle with another name.
     """
     kind: Any = torch.nn.Module
     original: Callable[..., Any] = kind.load_state_dict
@@ -76,8 +76,8 @@ def checked_modules(where: object) -> contextlib.AbstractContextManager[None]:
 def unmapped(value: Any) -> Any:
     """A copy of a state in which no tensor is mapped from a file.
 
-    What is kept of a state that is mapped would change, or end the process, when another person writes to the file or
-    truncates it.
+    If another person writes to the file, the values of a mapped tensor change. If the file is truncated, a read of
+    the tensor ends the process.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if value.device.type == "cpu" else value
@@ -111,7 +111,7 @@ def _restricted(where: object, kind: str) -> Generator[None]:
                 where,
                 f"the extra state of a {printable(kind)} is a pickle that names {printable(name)}, and loading it "
                 "could run code",
-                "otherwise call torch.serialization.add_safe_globals in the script, with what the message names",
+                "otherwise call torch.serialization.add_safe_globals in the script, with the name in the message",
             )
 
     _install_hook()
@@ -123,8 +123,8 @@ def _restricted(where: object, kind: str) -> Generator[None]:
 def _install_hook() -> None:
     """Python tells the hook each name that a pickle contains, before the name is looked up.
 
-    Modules call `pickle` in their own ways, but each of them ends in this event. A hook stays until the process ends,
-    so it is installed only when it is needed for the first time.
+    Modules call `pickle` in different ways, but each way causes this event. A hook stays until the process ends, so
+    it is installed only when it is needed for the first time.
     """
     sys.addaudithook(_hook)
 

@@ -1,11 +1,11 @@
-"""Checks the optimizer states that are loaded from a checkpoint which an attacker may have written.
+"""Checks the optimizer states that are loaded from a checkpoint. An attacker may have written the checkpoint.
 
-An optimizer keeps the tensors that it loads. Its fused kernels assume, without a check, that the memory of each
-tensor is as large as that of the parameter. With a smaller or an expanded tensor, a step would read and write other
-memory of the process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with
-the state that the optimizer itself creates.
+An optimizer keeps the tensors that it loads. Its fused kernels do not check that the memory of each tensor is as
+large as the memory of the parameter. If a tensor is smaller or expanded, a step would read and write other memory of
+the process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with the state
+that the optimizer itself creates.
 
-How a step is computed (`fused`, `foreach`, …) is not a part of the state: these settings stay those of the script.
+The settings that say how a step is computed (`fused`, `foreach`, …) are not loaded: the script's settings stay.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class _Before:
 
     @contextlib.contextmanager
     def restored_on_error(self) -> Generator[None]:
-        """Give the optimizer back its state if the block raises an error."""
+        """If the block raises an error, restore the earlier state and settings of the optimizer."""
         try:
             yield
         except BaseException:
@@ -115,7 +115,7 @@ class _Before:
         return {**saved, "param_groups": [_with_own(group, own) for group, own in pairs]}
 
     def check(self, where: object) -> None:
-        """Check what the optimizer has loaded.
+        """Check the state and the settings that the optimizer has loaded.
 
         Raises:
             CheckpointError: the state or a setting does not fit.
@@ -190,14 +190,14 @@ class _States:
             is_tensor = isinstance(created, torch.Tensor)
             fits = is_tensor and created.shape == here.shape and created.dtype == here.dtype
             if not fits and not self._has_kernels and name not in _ELEMENTWISE:
-                return ""  # the optimizer is of the script, and its operations check sizes
+                return ""  # the script defines the class of the optimizer, and torch's operations check sizes
             is_whole = _is_whole(here)
         if not fits:
             return f"has the shape {tuple(here.shape)} and the type {here.dtype}, which do not fit the parameter"
         return "" if is_whole else "is expanded, or has gaps in memory, or no memory"
 
     def _create(self, parameter: torch.Tensor, place: tuple[int, int]) -> dict[str, Any]:
-        """The state that the optimizer creates for a parameter like this one; empty if that is not known."""
+        """The state that the optimizer creates for a parameter like `parameter`; empty if it is not known."""
         key = place[0], parameter.shape, parameter.dtype, parameter.device
         if key not in self._created:
             try:
@@ -265,7 +265,7 @@ def as_float(value: Any, own: Any) -> Any:
     Python computes a power of whole numbers exactly: in a step, `gamma ** count` could take days and fill the memory.
 
     Args:
-        value: a number, or a list or a tuple of numbers; anything else is returned as it is.
+        value: a number, or a list or a tuple of numbers; any other value is returned as it is.
         own: the script's value, which `value` replaces.
     """
     if type(own) is float and type(value) is int:

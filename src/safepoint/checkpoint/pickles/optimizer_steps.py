@@ -1,6 +1,6 @@
 """Lets a copy of an optimizer step once, with a copy of one parameter.
 
-The step shows which state the optimizer creates, and whether it can continue with a state that it has loaded. The
+The step shows which state the optimizer creates, and whether the optimizer can continue with a loaded state. The
 optimizer, its parameters and the random number generators do not change.
 """
 
@@ -22,14 +22,14 @@ _MOST_ELEMENTS = 1 << 20
 def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, Any]]) -> str:
     """Why an optimizer cannot step with the state that it has loaded; empty if no reason was found.
 
-    The smallest parameters of each group are tried, one for each number of dimensions. Without this test, each start
-    of the run would fail in its first step, with an error that names no file. Only optimizers of torch are tested:
-    the step of another one may need more than a gradient, or all ranks.
+    In each group, the smallest parameter of each number of dimensions is tried. If this test did not find the fault,
+    each start of the run would fail in its first step, with an error that names no file. Only optimizers of torch are
+    tested: the step of another optimizer may need more than a gradient, or all ranks.
 
     Args:
         optimizer: an optimizer that has loaded a state.
-        own: the settings of each group before the optimizer loaded the state. If not even these allow a step, the
-            loaded ones are not tested.
+        own: the settings of each group before the optimizer loaded the state. If a step fails with these settings,
+            the loaded state and settings are not tested.
     """
     known: Any = optimizer
     if not cast("Any", type(optimizer)).__module__.startswith("torch.optim"):
@@ -118,5 +118,5 @@ def step_of_copy(
 
 
 def copied(state: Any) -> Any:
-    """A copy of a dictionary; anything else as it is."""
+    """A copy of a dictionary; any other value as it is."""
     return dict(cast("dict[Any, Any]", state)) if isinstance(state, dict) else state

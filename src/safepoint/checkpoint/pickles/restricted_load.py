@@ -31,7 +31,7 @@ def restricted_load(
     Args:
         file: the path of the file, or the open file.
         load: `torch.load`.
-        also: classes to allow besides torch's own and those of `torch.serialization.add_safe_globals`.
+        also: further classes to allow. The classes of torch and of `add_safe_globals` are always allowed.
         options: further arguments for `load`.
 
     Raises:

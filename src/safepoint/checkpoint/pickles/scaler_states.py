@@ -1,8 +1,8 @@
-"""Checks the states of gradient scalers that are loaded from a checkpoint which an attacker may have written.
+"""Checks the states of gradient scalers that are loaded from a checkpoint. An attacker may have written it.
 
-A scaler of torch loads its numbers without a check. With a scale of 0 all weights become NaN, and with an infinite
-scale each step is left out: the training would continue without an error, and each later checkpoint would have its
-result. Numbers of another kind raise an error in a later step.
+A scaler of torch loads its numbers without a check. If the scale is 0, all weights become NaN. If the scale is
+infinite, each step is left out. In both cases the training would continue without an error, and each later checkpoint
+would contain the result. Numbers of another kind raise an error in a later step.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Checks the states of schedulers that are loaded from a checkpoint which an attacker may have written.
+"""Checks the states of schedulers that are loaded from a checkpoint. An attacker may have written the checkpoint.
 
 A scheduler of torch makes an attribute of itself from every entry of a loaded state. It does so even if the entry has
 the name of a method, or of the attribute that holds the optimizer.
@@ -18,7 +18,8 @@ from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import printable
 
 _OF_FUNCTIONS = {"lr_lambdas", "_scale_fn_custom"}
-"""The attributes of the script's objects that compute learning rates. torch sets each entry as an attribute."""
+"""The entries with the attributes of the script's own objects that compute learning rates. torch sets these
+attributes."""
 _BASES = {"gamma"}
 """The numbers of which schedulers compute powers, see `as_float`. A script may give them as whole numbers."""
 _OF_GROUPS = {"base_lrs", "_last_lr"}
@@ -31,7 +32,7 @@ def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
-        schedulers: schedulers of torch, also in wrappers of Accelerate. Other objects are ignored.
+        schedulers: schedulers of torch, or wrappers of Accelerate around them. Other objects are ignored.
 
     Raises:
         CheckpointError: a state sets an attribute that the scheduler does not save, or has a value of another kind.
@@ -89,7 +90,7 @@ def _are_attributes(value: Any, own: Any) -> bool:
 
 
 def _with_floats(scheduler: Any, state: Any) -> Any:
-    """A state without the whole numbers with which a step would take very long."""
+    """A state in which floats replace the whole numbers with which a step would take very long."""
     own: dict[str, Any] = scheduler.state_dict()
     changed = {name: as_float(value, 1.0 if name in _BASES else own.get(name)) for name, value in state.items()}
     inner: Any = getattr(scheduler, "_schedulers", None)

@@ -1,4 +1,4 @@
-"""torch's restricted unpickler (`weights_only=True`), with checks of what it calls and of the keys that it hashes.
+"""torch's restricted unpickler (`weights_only=True`), with checks of its calls and of the keys that it hashes.
 
 torch restricts which functions a pickle calls, but not the arguments of the calls. For example,
 `torch.FloatTensor(20000)` returns memory that this process has freed, and the next checkpoint would contain this
@@ -45,7 +45,7 @@ _WITHOUT_ARGUMENTS = {
         *(pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET),
     )
 }
-# The limits are higher than what the state of a script needs, such as 128-bit hashes or the tokens of a text as keys.
+# The limits are higher than the needs of a script's state, such as 128-bit hashes or the tokens of a text as keys.
 # With lower limits, a run might not be able to load its own checkpoints.
 _MOST_TUPLES = 100_000
 _MOST_PARTS = 100_000
@@ -141,7 +141,7 @@ class CheckedUnpickler(restricted.Unpickler):
             raise pickle.UnpicklingError(
                 f"the pickle encodes a text, but not with one of {', '.join(sorted(_ENCODINGS))}"
             )
-        # This function calls its first argument with its third one.
+        # This function calls its first argument, with its third argument.
         if function is _REBUILD_FROM_TYPE and len(values) > 2:
             self._check_call(values[0], values[2])
         if id(function) in _COLLECTIONS:
@@ -149,7 +149,7 @@ class CheckedUnpickler(restricted.Unpickler):
                 self._check_items(function, value)
 
     def _check_items(self, kind: Any, items: Any) -> None:
-        """Check what a set or a dictionary is made of."""
+        """Check the values from which a set or a dictionary is made."""
         if isinstance(items, dict | set):  # the keys of `items` were checked when the pickle made it
             return
         if not isinstance(items, list | tuple):

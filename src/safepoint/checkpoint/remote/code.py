@@ -42,7 +42,7 @@ def read_code(text: str, digest: str) -> bytes:
 
 
 def write_code(location: Location, data: bytes, digest: str, store: Store | None = None) -> None:
-    """Put the code of a job into its output location, unless it is there.
+    """Put the code of a job into its output location, unless the location has the code already.
 
     Args:
         location: where the code is written; its name contains the digest.

@@ -2,7 +2,7 @@
 
 The files are uploaded under the same names, after the checkpoints, when the program or the attempt ends. They belong
 to no checkpoint: no manifest lists them, and a later attempt that writes a file of the same name replaces the object.
-Promises: at most the given number of bytes is uploaded, smallest files first, and what is left out is reported.
+Promises: at most the given number of bytes is uploaded, smallest files first. Files that are left out are reported.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ class ExtraFiles:
 
         Args:
             reason: why.
-            names: the names of the files; None for all that are not uploaded yet.
+            names: the names of the files; None for all files that are not uploaded yet.
         """
         if names is None:
             chosen, _ = self._choose()
@@ -136,7 +136,7 @@ class ExtraFiles:
         return True
 
     def _choose(self) -> tuple[list[tuple[str, tuple[int, int]]], list[str]]:
-        """The files to upload, each with its size and time of change; and the names of those that are left out."""
+        """The files to upload, each with its size and time of change; and the names of the files to leave out."""
         published = self._published_weights()
         found = sorted(self._files(), key=lambda file: (file[1][0], file[0]))
         chosen: list[tuple[str, tuple[int, int]]] = []

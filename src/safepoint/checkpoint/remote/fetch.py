@@ -99,7 +99,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
     """Create the files of a checkpoint at their full size, without content.
 
     Raises:
-        CheckpointError: the file system does not allow a path of the checkpoint, such as one that is too long.
+        CheckpointError: the file system does not allow a path of the checkpoint, such as a path that is too long.
         StorageError: the disk has too little free space; nothing was created.
         OSError: the folder cannot be written.
     """
@@ -167,11 +167,11 @@ def fetch(
         parts: the parts to fetch; see `share`.
         folder: a folder for which this node, or another node that shares it, has called `create_files`.
         progress: receives the number of bytes that were fetched and checked since its last call; one call at a time.
-        deadline_s: when to give up.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Raises:
         CheckpointError: a part is missing, had a wrong digest each time it was fetched, or is in a file that the
-            store refuses although it serves others.
+            store refuses, although the store serves other files.
         StorageError: the store cannot be read.
         OSError: the disk is full or gone.
     """
@@ -206,7 +206,7 @@ def check(
         read: the ranges of the checkpoint that the caller has read or is going to read; a range that was read with
             other bytes is a fault.
         progress: receives the number of bytes that were read since its last call; one call at a time.
-        deadline_s: when to give up.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Returns:
         The fault of each damaged file, by path.

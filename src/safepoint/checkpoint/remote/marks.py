@@ -3,8 +3,8 @@
 If the writer dies, the mark shows which objects are leftovers that can be deleted. (The marks of nodes, in
 `.safepoint/parts`, are in `publish`.)
 
-A mark is an object like any other. A stranger may have written it, to make Safepoint delete what other programs have
-written. So a mark only says which objects may be leftovers. An object counts as a leftover only if it has the size
+A mark is an object like any other. A stranger may have written it, to make Safepoint delete the files of other
+programs. So a mark only says which objects may be leftovers. An object counts as a leftover only if it has the size
 that the mark states, and if one of these is true:
 
 - The object is not older than the mark: a writer writes the mark before the objects.
@@ -38,7 +38,7 @@ class Mark:
         sizes: path → the sizes that the object may have. Several saves of one step may differ.
         versions: path → the version of an object that existed when the mark was written.
         modified_s: when the mark was written, seconds since 1970 by the store's clock; infinite if there is no mark.
-        content: all fields of the mark, also those that this class does not use.
+        content: all fields of the mark, including the fields that this class does not use.
     """
 
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
@@ -80,8 +80,8 @@ class Mark:
 
         Args:
             files: path → size of the files that are going to be written.
-            found: path → each object that is there.
-            existing: the paths of the objects that are there and were written before the mark.
+            found: path → object, for each object that is in the store.
+            existing: the paths of the objects in the store that were written before the mark.
         """
         sizes = {path: set(known) for path, known in self.sizes.items()}
         versions = {path: item.version for path, item in found.items() if self.names(path, item)}

@@ -5,10 +5,10 @@ that finds all parts in the store commits the whole checkpoint. After a failure 
 files.
 
 Nodes communicate only through marks: small objects in the store, in `.safepoint/parts/<name>/<manifest's digest>/`. A
-node writes the mark `begun-<node>` while it uploads its files, and the mark `<node>-of-<nodes>`, which contains the
-manifest, when all its files are uploaded. A checkpoint that another node has begun is uploaded first, because it
-needs this node's part. A node begins the next checkpoint only when its last one is complete or superseded, so that
-all nodes upload the same one.
+node writes the mark `begun-<node>` while it uploads its files. When all its files are uploaded, it writes the mark
+`<node>-of-<nodes>`, which contains the manifest. A checkpoint that another node has begun is uploaded first, because
+the checkpoint needs this node's part. A node begins the next checkpoint only when its last checkpoint is complete or
+superseded. So all nodes upload the same checkpoint.
 """
 
 import contextlib
@@ -76,8 +76,8 @@ def publish(
             files that this folder holds.
         name: its name in the store.
         sent: the files that earlier tries have uploaded. Each file that is uploaded now is added.
-        progress: called as bytes reach the store, also for files that were there already.
-        deadline_s: when to give up.
+        progress: called when bytes have reached the store, and for files that were in the store already.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Raises:
         CheckpointError: a file has changed since the checkpoint was committed.
@@ -106,10 +106,10 @@ def publish(
 
 
 def finish_parts(remote: RemoteFolder) -> list[str]:
-    """Commit the checkpoints of ended attempts that all nodes have uploaded, but that no node has committed.
+    """Commit the checkpoints that all nodes of an ended attempt have uploaded, but that no node has committed.
 
-    The manifest of a committed checkpoint is replaced only by one that adds files to it, changes nothing else, and
-    states the right digests of the added files: a stranger may have written the marks.
+    A manifest replaces the manifest of a committed checkpoint only if it adds files, changes nothing else, and states
+    the right digests of the added files. (A stranger may have written the marks.)
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
@@ -122,7 +122,7 @@ def finish_parts(remote: RemoteFolder) -> list[str]:
         try:
             with remote.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
                 present = remote.bytes_of_manifest(name)
-        except UnreadableError:  # the manifest may be that of another checkpoint, which is not replaced
+        except UnreadableError:  # the manifest may belong to another checkpoint, which is not replaced
             continue
         added = added_to(present, manifest) if present is not None else []
         if present is not None and not added:
@@ -142,7 +142,7 @@ class NodeMarks:
         store: the store that holds the marks.
         name: the name of the checkpoint.
         manifest: the manifest of the whole checkpoint.
-        deadline_s: when to give up on the store.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
     """
 
     def __init__(self, store: Store, name: str, manifest: Manifest, deadline_s: float | None) -> None:
@@ -190,14 +190,14 @@ def _hex_of(data: bytes) -> str:
 
 
 class NodeUploaders:
-    """Coordinates this node's uploader with those of the other nodes. With one node, no method waits.
+    """Coordinates this node's uploader with the uploaders of the other nodes. With one node, no method waits.
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
         count: the number of nodes, this one included.
-        run_id: the run; None for all runs. Checkpoints of others do not count: with one of them, this node would not
-            wait for the other nodes.
-        policies: those of `RemoteFolder.superseded`, which uses what is read here.
+        run_id: the run; None for all runs. Checkpoints of other runs do not count: if a newer checkpoint of another
+            run counted, this node would not wait for the other nodes.
+        policies: the policies of `RemoteFolder.superseded`, which uses the manifests that are read here.
     """
 
     def __init__(
@@ -215,10 +215,10 @@ class NodeUploaders:
         self._signs: set[tuple[str, str, float]] = set()
 
     def begun(self, deadline_s: float | None) -> set[str]:
-        """The checkpoints that a node has begun to upload, and that are newer than the newest one in the store.
+        """Checkpoints that a node has begun to upload, and that are newer than the run's checkpoints in the store.
 
         Returns:
-            Their names; empty with one node, and while the store cannot be read.
+            Their names; empty if there is only one node, or if the store cannot be read.
         """
         with contextlib.suppress(SafepointError):
             names = self._remote.with_parts(deadline_s) if self.exist else set[str]()
@@ -235,7 +235,7 @@ class NodeUploaders:
         return -1
 
     def may_begin(self, deadline_s: float | None) -> bool:
-        """Whether this node may begin another checkpoint: its last one is complete in the store, or superseded.
+        """Whether this node may begin another checkpoint: its last checkpoint is complete in the store or superseded.
 
         The method reads the store at most once a second.
         """
@@ -270,7 +270,7 @@ class NodeUploaders:
             self.awaited[name] = manifest
 
     def renew_mark(self, name: str, record: Record, deadline_s: float | None) -> None:
-        """Renew the mark which says that this node uploads its files, if the last renewal is more than 15 s old."""
+        """Renew the mark `begun-<node>` of this node, if the last renewal is more than 15 s old."""
         now_s = clock.monotonic_s()
         if isinstance(record, NodePart) and self.exist and now_s - self._renewed_s > _RENEW_EVERY_S:
             self._renewed_s = now_s
@@ -278,13 +278,13 @@ class NodeUploaders:
                 NodeMarks(self._remote.store, name, record.manifest, deadline_s).mark_begun(record.node)
 
     def check_complete(self, newest: str, *, alive: Callable[[], None], deadline_s: float | None) -> None:
-        """Check that the newest checkpoint is complete in the store; older ones are not checked.
+        """Check that the newest checkpoint is complete in the store. Older checkpoints are not checked.
 
         Args:
             newest: its name.
-            alive: called if a mark of an awaited checkpoint has changed since the last call, which shows that a node
-                is uploading.
-            deadline_s: when to give up on the store.
+            alive: called if a mark of an awaited checkpoint has changed since the last call. Such a change shows that
+                a node is uploading.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             TransientError: the checkpoint is not complete yet.

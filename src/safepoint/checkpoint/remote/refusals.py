@@ -1,9 +1,10 @@
 """Distinguishes a store that refuses one object from a store that refuses everything.
 
-Promises: if a store refuses an object of one checkpoint, but serves other objects, that is a fault of this checkpoint
-only. Examples are an archived object (Glacier), an object whose encryption key was disabled, and a policy that denies
-access to one object. If it counted as an error of the store, one such object would hide all other checkpoints. If the
-store serves no object, or does not accept the credentials, the error stays an error of the store.
+Promises: if a store refuses an object of one checkpoint, but serves other objects, the refusal is a fault of this
+checkpoint only. Examples are an archived object (Glacier), an object whose encryption key was disabled, and a policy
+that denies access to one object. If the refusal counted as an error of the store, one such object would hide all
+other checkpoints. If the store serves no object, or does not accept the credentials, the error stays an error of the
+store.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from safepoint.storage.store import Store
 ATTEMPT_KEY = ".safepoint/attempt.json"
 _MOST_TRIED = 8
 _ADVICE = (
-    "if it is archived, restore it from the archive; otherwise the owner of the bucket has to allow it: check the "
+    "if it is archived, restore it from the archive; if not, the owner of the bucket has to allow access: check the "
     "policy of the bucket and the key with which the object is encrypted"
 )
 

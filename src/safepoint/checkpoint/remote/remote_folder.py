@@ -1,9 +1,9 @@
 """The checkpoints of a run in an object store, and the claim that says which attempt may write (docs/adr/0007).
 
 Promises: a checkpoint counts as being in the store exactly while its manifest is there. The manifest is written last
-and deleted first. A writer that was replaced by a newer attempt publishes nothing. What Safepoint has not written is
-never deleted. While a checkpoint is being written or deleted, the object `.safepoint/unfinished/<name>`, its mark,
-exists and lists its files.
+and deleted first. A writer that was replaced by a newer attempt publishes nothing. Files that Safepoint has not
+written are never deleted. While a checkpoint is being written or deleted, the store has a mark that lists its files:
+the object `.safepoint/unfinished/<name>`.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ class RemoteFolder:
         return sorted((step for step, has_manifest in found.items() if has_manifest), reverse=True)
 
     def foreign_steps(self, *, deadline_s: float | None = None) -> list[int]:
-        """The steps of folders named like a checkpoint that Safepoint has not written, newest first."""
+        """The steps of folders that have a checkpoint's name, and that Safepoint has not written, newest first."""
         unfinished = self.unfinished(deadline_s=deadline_s)
         steps = [step for step, has_manifest in self._have_manifests(deadline_s).items() if not has_manifest]
         return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
@@ -194,16 +194,16 @@ class RemoteFolder:
             if not select_superseded(as_one_run, policies, now_s=now_s, protected=protected):
                 return []
         candidates = [found for step in steps if (found := self.candidate(step, policies, deadline_s)) is not None]
-        # Only checkpoints of this attempt count as good. An older one may be damaged by now: to find out, all its
-        # files would have to be read.
+        # Only checkpoints of this attempt count as good. An older checkpoint may be damaged by now, and only a read
+        # of all its files would show the damage.
         is_good = self._committed.__contains__
         return select_superseded(
             candidates, policies, now_s=now_s, protected=protected, is_good=is_good, run_id=run_id
         )
 
     def candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
-        """What retention needs of a checkpoint; None if it was passed over, or its manifest cannot be read (it may be
-        good, so it is not deleted). Each manifest is read once: strangers may have made any number of them."""
+        """The facts for retention; None if the checkpoint was passed over, or if its manifest is unreadable. (It may
+        be good, so it is not deleted.) Each manifest is read once, because strangers may have made many manifests."""
         if step not in self._candidates:
             self._candidates[step] = None
             with contextlib.suppress(ManifestError, UnreadableError):
@@ -211,11 +211,11 @@ class RemoteFolder:
         return None if step in self._passed_over else self._candidates[step]
 
     def files_of(self, name: str, *, deadline_s: float | None = None) -> dict[str, int]:
-        """What is under `name`, the manifest included: path → size in bytes."""
+        """The objects under `name`, including the manifest: path → size in bytes."""
         return {path: item.size_bytes for path, item in self._objects(name, deadline_s).items()}
 
     def _objects(self, name: str, deadline_s: float | None) -> dict[str, StoredObject]:
-        """What is under `name`, by path."""
+        """The objects under `name`, by path."""
         found = self.store.list(name, deadline_s=deadline_s)
         return {item.key.removeprefix(f"{name}/"): item for item in found}
 
@@ -308,7 +308,7 @@ class RemoteFolder:
             name: the name of a checkpoint or model.
             files: path → size in bytes of the files that are going to be written.
             existing: the paths of files that Safepoint has written before, and may delete.
-            deadline_s: when to give up.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -343,7 +343,7 @@ class RemoteFolder:
             names: the names of checkpoints and models; None for all.
             only: called with the path of each file; uploads of the files for which it returns True are aborted.
             begun_before_s: see `Store.sweep`.
-            deadline_s: when to give up.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Returns:
             The number of aborted uploads.
@@ -369,7 +369,7 @@ class RemoteFolder:
         return self.store.sweep(only=is_ours, keys=large, begun_before_s=begun_before_s, deadline_s=deadline_s)
 
     def files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
-        """The files that the manifest of `name` lists, and the manifest; empty if there is no valid one."""
+        """The files that the manifest of `name` lists, and the manifest itself; empty if no manifest is valid."""
         # A refusal is an error here: without the manifest, it is unknown which files may be deleted.
         with contextlib.suppress(ManifestError):
             manifest = Manifest.from_bytes(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")
@@ -383,7 +383,7 @@ class RemoteFolder:
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
-            deadline_s: when to give up.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Returns:
             The number of deleted objects and uploads.
@@ -399,8 +399,8 @@ class RemoteFolder:
             except (AccessDeniedError, UnreadableError) as error:
                 # No reader uses these objects: the checkpoint has no manifest, or its manifest does not list them.
                 _log.warning(
-                    "objects that an earlier attempt left unfinished in %s stay in the store, because it does not "
-                    "let you read or delete them: %s",
+                    "objects that an earlier attempt left unfinished in %s stay in the store, because the store does "
+                    "not let you read or delete them: %s",
                     name,
                     error,
                 )
@@ -411,7 +411,7 @@ class RemoteFolder:
         return num_deleted
 
     def with_parts(self, deadline_s: float | None) -> set[str]:
-        """The names of checkpoints of which a node has begun to upload its part."""
+        """The names of the checkpoints for which a node has begun to upload its part."""
         keys = [item.key.removeprefix(f"{PARTS}/") for item in self.store.list(PARTS, deadline_s=deadline_s)]
         return {name for key in keys if is_name(name := key.partition("/")[0])}
 
@@ -429,10 +429,10 @@ class RemoteFolder:
         Args:
             name: the name of a checkpoint or model.
             own: paths of files to delete in any case, because Safepoint has written them.
-            but: paths of files to keep: those of the committed checkpoint. If `but` is empty, the mark is deleted
+            but: paths of files to keep: the files of the committed checkpoint. If `but` is empty, the mark is deleted
                 only when no file is left below `name`.
-            keep_mark: keep the mark.
-            deadline_s: when to give up.
+            keep_mark: whether to keep the mark.
+            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Returns:
             The number of deleted files.
@@ -476,7 +476,7 @@ class RemoteFolder:
         """Delete the checkpoint called `name`, such as `checkpoint-20`, its manifest first.
 
         Returns:
-            False when a later release wrote it; then it stays.
+            False if a later release wrote the checkpoint, which then stays.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -490,7 +490,7 @@ class RemoteFolder:
         return True
 
     def _written_files(self, name: str, deadline_s: float | None) -> Mapping[str, int]:
-        """The files that the manifest of `name` lists, or all files if it is invalid; empty if there is none."""
+        """The files that the manifest of `name` lists; all files if it is invalid; empty if there is no manifest."""
         files = self.files_of_manifest(name, deadline_s)
         found = {} if files else self.files_of(name, deadline_s=deadline_s)
         return found if MANIFEST_NAME in found else files

@@ -31,7 +31,7 @@ from safepoint.foundation import clock
 from safepoint.storage.store import ABSENT, Condition, Progress
 
 DISCARD_WITHIN_S = 15.0
-"""How long a writer that has failed tries to delete what it has uploaded."""
+"""How many seconds a failed writer tries to delete the files that it has uploaded."""
 _NUM_THREADS = 4
 _SMALL_STREAM_BYTES = 4 << 20
 
@@ -44,7 +44,7 @@ class StoreDestination:
         name: the name of the checkpoint or model, such as `checkpoint-20` or `final`.
         sent: the files that earlier writers of the name have uploaded; `put` adds each file that it uploads. None:
             there were no earlier writers.
-        deadline_s: when to give up, by the monotonic clock.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class StoreDestination:
         self._entries: dict[str, FileEntry] = {}
         self._manifest: Manifest | None = None
         # If the store has this manifest already, but not all of its files: the paths of the files that have the right
-        # size. Otherwise None.
+        # size. In all other cases None.
         self._completed: frozenset[str] | None = None
 
     @property
@@ -75,7 +75,7 @@ class StoreDestination:
 
         Args:
             manifest: the manifest of the checkpoint that is going to be committed, if it is known.
-            files: path → size of the files that are going to be put; None for those of `manifest`.
+            files: path → size of the files that are going to be put; None for the files of `manifest`.
 
         Returns:
             False when the store has exactly this manifest, and all of its files; then nothing was changed.
@@ -102,8 +102,8 @@ class StoreDestination:
             files = {entry.path: entry.size_bytes for entry in manifest.files} if manifest is not None else {}
         written: Collection[str] = ()
         if present is not None and self._completed is None:
-            # An invalid manifest does not say which files Safepoint has written. A stranger may have written it, in
-            # the checkpoint of another program: only files that are replaced by new ones are lost.
+            # An invalid manifest does not say which files Safepoint has written. A stranger may have put it into the
+            # checkpoint of another program. So the other files stay, unless a new file replaces them.
             written = self._remote.files_of_manifest(self._name, self._deadline_s) or (MANIFEST_NAME,)
         self._remote.mark(self._name, files, existing=written, deadline_s=self._deadline_s)
         if present is not None and self._completed is None and not added_to(present, manifest):
@@ -179,7 +179,7 @@ class StoreDestination:
         self._remote.fence(deadline_s=self._deadline_s)
 
     def prepare(self, record: Record | None) -> None:
-        """See `Destination`. `record` is a manifest; this writer, or those of other nodes, have uploaded its files.
+        """See `Destination`. `record` is a manifest. This writer and other nodes' writers have uploaded its files.
 
         Raises:
             ConflictError: another attempt has claimed the location.
@@ -187,8 +187,8 @@ class StoreDestination:
         """
         if not isinstance(record, Manifest):
             raise TypeError("a store needs the manifest of a whole checkpoint")
-        # After this, no upload of a replaced writer can become visible. `delete_marked` below deletes the files of an
-        # earlier checkpoint of this step.
+        # After this sweep, no upload of a replaced writer can become visible. `delete_marked` below deletes the files
+        # of an earlier checkpoint of this step.
         self._remote.sweep([self._name], deadline_s=self._deadline_s)
         faults = compare_listing(record.files, self._remote.files_of(self._name, deadline_s=self._deadline_s))
         if faults:
@@ -203,7 +203,7 @@ class StoreDestination:
         """See `Destination`: write the manifest, on the condition that no other writer has written one meanwhile."""
         assert self._manifest is not None
         key, data, condition = f"{self._name}/{MANIFEST_NAME}", self._manifest.to_bytes(), ABSENT
-        # If there is a manifest, it is one of the same checkpoint with fewer files.
+        # If there is a manifest, it belongs to the same checkpoint, and lists fewer files.
         with contextlib.suppress(ObjectNotFoundError):
             condition = Condition(version=self._store.stat(key, deadline_s=self._deadline_s).version)
         self._remote.fence(deadline_s=self._deadline_s)
@@ -236,7 +236,7 @@ def _is_small(file: SourceFile) -> bool:
 
 
 def added_to(present: bytes, manifest: Manifest | None) -> list[FileEntry]:
-    """The files that `manifest` adds to the manifest in the store; empty if it differs from it in anything else."""
+    """The files that `manifest` adds to the manifest in the store; empty if the two differ in anything else."""
     with contextlib.suppress(ManifestError):
         found = Manifest.from_bytes(present)
         if manifest is not None and dataclasses.replace(manifest, files=found.files) == found:

@@ -1,8 +1,8 @@
 """The uploader: chooses the next checkpoint of the folder to publish, and publishes it in the object store.
 
 It uploads the checkpoints of the folder that are not in the store yet, newest first. When a newer checkpoint appears,
-a periodic one that still waits is superseded: it is not uploaded. An upload that has begun is finished, unless it
-fails, or a deadline leaves time for the newest checkpoint only.
+a periodic checkpoint that still waits is superseded: it is not uploaded. An upload that has begun is finished, unless
+the upload fails, or a deadline leaves time for the newest checkpoint only.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ class Uploader:
     Args:
         output: the local folder.
         remote: the location in the store, which this attempt has claimed for itself.
-        policies: which checkpoints stay in the store; without any, all stay.
+        policies: which checkpoints stay in the store; if there are no policies, all stay.
         report: receives the events.
-        node: the number of the node whose folder it is; node 0 prunes the store.
-        num_nodes: how many nodes upload files of the same checkpoints; 1 where all ranks share one folder.
+        node: the number of the node that has this folder; node 0 prunes the store.
+        num_nodes: how many nodes upload files of the same checkpoints; 1 if all ranks share one folder.
         extra_bytes: how many bytes of other files in the folder to upload at most; see `ExtraFiles`.
         run_id: the run whose checkpoints are pruned in the store; None for all runs.
     """
@@ -97,8 +97,8 @@ class Uploader:
         """The folder to upload next; None if nothing is left, or if other nodes have to upload their parts first.
 
         First come checkpoints that another node has begun (see `NodeUploaders`), then the newest checkpoint, then
-        older ones that are not periodic, then the final model. Older periodic checkpoints are superseded, and so are
-        checkpoints that retention has deleted before their upload.
+        older checkpoints that are not periodic, then the final model. Older periodic checkpoints are superseded.
+        Checkpoints that retention has deleted before their upload are superseded, too.
         """
         committed = list(self._committed())
         present = {folder.name for folder, _ in committed}
@@ -191,10 +191,10 @@ class Uploader:
         self._report(UploadSuperseded(step=step_of(folder) or 0))
 
     def upload_next(self) -> bool:
-        """Upload one checkpoint, and prune the store when it is committed there.
+        """Upload one checkpoint or the final model. After a checkpoint, prune the store.
 
         Returns:
-            Whether there was a checkpoint to upload.
+            Whether there was a checkpoint or a final model to upload.
 
         Raises:
             ConflictError: another attempt has claimed the location: nothing more is uploaded.
@@ -275,7 +275,7 @@ class Uploader:
         for path in self._output.control.glob("upload-*.json"):
             name = path.stem.removeprefix("upload-")
             if step_of(Path(name)) is not None and not (self._output.root / name).exists():
-                with contextlib.suppress(OSError):  # what cannot be deleted stays, and is not used
+                with contextlib.suppress(OSError):  # a record that cannot be deleted stays, and is not used
                     no_links.unlink(path)
 
     def _prune(self) -> None:
@@ -321,5 +321,5 @@ class Uploader:
 
 
 def _identity(record: Record) -> tuple[bool, Manifest]:
-    """Whether the record is a manifest, and the manifest. Records with equal results lead to the same upload."""
+    """Whether the record is a manifest, and the checkpoint's manifest. Records with equal pairs need one upload."""
     return isinstance(record, Manifest), manifest_of(record)

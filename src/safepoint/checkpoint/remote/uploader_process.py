@@ -3,11 +3,11 @@
     python -m safepoint.checkpoint.remote.uploader_process
 
 The process reads the checkpoints from the output folder. It is controlled by stdin, one JSON object a line. The first
-line is an `UploaderPlan`: as an argument, it could be too long, because it lists steps in the object store, where a
-stranger can create objects. `{"newest_only": …, "deadline_s": …}` is the request to finish; `deadline_s` is a time of
-the monotonic clock, or null. If stdin ends without a request to finish, the training's process has died: the uploader
-then has the grace period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the
-store.
+line is an `UploaderPlan`. (The plan is not a command-line argument, because it lists steps in the object store: a
+stranger could create so many objects there that the argument is too long.) A line
+`{"newest_only": …, "deadline_s": …}` is the request to finish; `deadline_s` is a time of the monotonic clock, or
+null. If stdin ends without a request to finish, the training's process has died. The uploader then has the grace
+period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the store.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ from safepoint.storage.opening import open_store
 
 _LOOK_EVERY_S = 0.25
 _KEEPER_S = 10.0
-"""How long the uploader waits until the keeper, the process that writes snapshots to disk, has written the last
-snapshot of a training that has died."""
+"""The longest wait after a training has died. In this time, the keeper (the process that writes snapshots to disk)
+writes the last snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class UploaderPlan:
         location: the location that its checkpoints are published to.
         attempt_id: the unique name of the attempt that has claimed the location.
         run_id: see `Uploader`.
-        keep: which checkpoints stay in the store, as `parse_policies` reads it; None keeps all.
+        keep: which checkpoints stay in the store, in the form that `parse_policies` reads; None keeps all.
         node: see `Uploader`.
         num_nodes: see `Uploader`.
         extra_bytes: see `Uploader`.
         passed_over: steps whose checkpoints in the store were found damaged at the start.
-        grace_s: how long to continue to upload the newest checkpoint after the training's process has died.
+        grace_s: for how many seconds to upload the newest checkpoint after the training's process has died.
         verbosity: the verbosity of the console.
-        events: the job's event stream, which is written in addition to the one in the output folder.
+        events: the file of the job's event stream, in addition to the stream in the output folder; None for none.
     """
 
     folder: str
@@ -149,7 +149,8 @@ class _Process:
 
     @property
     def _code_at_deadline(self) -> ExitCode:
-        """The exit code when time is up. An interrupted training counts as saved even without its extra files."""
+        """The exit code when time is up. An interrupted training counts as saved even if its extra files are missing
+        in the store."""
         is_saved = self._uploader.newest_only and self._code_without_extras is not None
         return self._code_without_extras or ExitCode.OK if is_saved else ExitCode.STORAGE
 
@@ -165,8 +166,8 @@ class _Process:
     def _is_to_give_up(self, error: SafepointError) -> bool:
         """Whether to give up after `error`.
 
-        Only an uploader that is to finish gives up: shortly before its deadline; or, if it has no deadline, when it
-        has made no progress for `patience_s(error)` seconds.
+        Only an uploader that has received the request to finish gives up. It gives up shortly before its deadline. If
+        it has no deadline, it gives up when it has made no progress for `patience_s(error)` seconds.
         """
         if not self._finishing.is_set():
             return False
@@ -194,7 +195,7 @@ class _Process:
                 return
 
     def _wait_for_keeper(self) -> None:
-        """Wait for the keeper, the process that writes snapshots to disk, after the training has died.
+        """Wait for the keeper (the process that writes snapshots to disk) after the training has died.
 
         The checkpoint that the keeper commits in this time is uploaded too.
         """

@@ -32,8 +32,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 _MAX_RECORD_BYTES = 2 * MAX_MANIFEST_BYTES
 """Larger than a manifest, because a line of the record may be longer than the file's entry in a manifest."""
 _Result = Callable[[], FileDigest]
-"""Returns the digest of what was sent; called after all bytes were sent. For a file, the call may wait, or raise
-OSError."""
+"""Returns the digest of the bytes that were sent; called after all bytes were sent. For a file, the call may wait, or
+raise OSError."""
 
 
 class SourceFile(NamedTuple):
@@ -42,7 +42,7 @@ class SourceFile(NamedTuple):
     Args:
         path: the path within the checkpoint or model.
         source: its bytes.
-        expected: its entry in a manifest, or None.
+        expected: its entry in a manifest; None if there is no entry.
         below: a folder above the file `source`; the folders between the two may not be links.
     """
 
@@ -73,8 +73,8 @@ def upload_verified(
     A stream that does not match may have been damaged on its way to this machine. So the stream is read and sent
     again, at most three times in all. Parts that are in the store already are not sent again.
 
-    A file is opened once, and no link below `SourceFile.below` is followed. What is sent, the digest and the
-    checksums of the store all come from this open file, whatever another process does to its path meanwhile.
+    A file is opened once, and no link below `SourceFile.below` is followed. The bytes that are sent, the digest and
+    the checksums for the store all come from this open file, even if another process replaces the file meanwhile.
 
     Args:
         store: the store that receives the file.
@@ -83,7 +83,7 @@ def upload_verified(
         fence: see `Store.upload`.
         progress: receives the number of bytes that have reached the store since its last call; a negative number
             withdraws bytes that are going to be sent again.
-        deadline_s: when to give up.
+        deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
     Returns:
         The entry of the uploaded file.
@@ -136,13 +136,13 @@ def _upload(
 def _changed(file: SourceFile) -> CheckpointError:
     return CheckpointError(
         f"{file.path} has changed since its checkpoint was committed; it was not uploaded",
-        hint="see `safepoint checkpoints verify --deep`",
+        hint="`safepoint checkpoints verify --deep` lists the faults",
     )
 
 
 @contextlib.contextmanager
 def _digesting(file: SourceFile) -> Generator[tuple[OpenFile | Content, _Result]]:
-    """Yield what to upload in place of `file.source`, and a function that returns the digest of the uploaded bytes.
+    """Yield the source to upload in place of `file.source`, and a function that returns the digest of its bytes.
 
     A file is read a second time, in parallel with its upload; a stream is digested while it is sent.
     """
@@ -222,9 +222,8 @@ class UploadRecord:
                 line = json.dumps({"path": entry.path, "digest": entry.digest, "version": version})
                 descriptor = open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
                 try:
-                    os.write(
-                        descriptor, f"\n{line}\n".encode()
-                    )  # it starts a new line even if the one before was cut off
+                    # Begin with a line break, because a crash may have cut off the line before.
+                    os.write(descriptor, f"\n{line}\n".encode())
                 finally:
                     os.close(descriptor)
 
@@ -242,7 +241,7 @@ def upload_record(output: OutputFolder, name: str) -> UploadRecord:
 
 
 def patience_s(error: SafepointError) -> float:
-    """How long to retry, counted from the last byte that reached the store.
+    """For how many seconds to retry, counted from the last byte that reached the store.
 
     Args:
         error: why the last try has failed.

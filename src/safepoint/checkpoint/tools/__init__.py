@@ -1,1 +1,1 @@
-"""What the commands do with checkpoints: list, copy, export, compare and repair."""
+"""The work of the commands on checkpoints: list, copy, export, compare and repair."""

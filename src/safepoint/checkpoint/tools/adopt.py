@@ -54,7 +54,7 @@ def adopt(
         inventory: the inventory of the checkpoints' location.
         items: foreign checkpoints, newest first.
         accumulation: see `examine`.
-        dry_run: only examine the checkpoints.
+        dry_run: whether to only examine the checkpoints.
         progress: see `Progress`.
 
     Raises:
@@ -91,7 +91,7 @@ def _adopt(
         raise
     except OSError as error:
         return (Fault(file=".", reason=str(error)),)
-    except Exception as error:  # noqa: BLE001  hostile content; the next one is adopted nevertheless
+    except Exception as error:  # noqa: BLE001  hostile content; the caller continues with the next checkpoint
         return (Fault(file=".", reason=f"it is damaged: {type(error).__name__}: {error}"),)
 
 
@@ -128,7 +128,7 @@ def _adopt_held(
 
 
 def _commit(destination: Destination[Record], manifest: Manifest) -> tuple[Fault, ...]:
-    """Commit a checkpoint. Return why it cannot be committed, so that the caller can continue with the next
+    """Commit a checkpoint. If this fails, return the fault, so that the caller can continue with the next
     checkpoint."""
     try:
         commit(destination, manifest)

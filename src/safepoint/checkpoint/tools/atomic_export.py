@@ -1,12 +1,12 @@
 """Exports a model to an empty folder or prefix, in which the model appears completely or not at all.
 
 - An export to a folder writes under a temporary name. It renames the folder when everything in it is durable.
-- An export to the prefix `final` of a run's location in a store, where the run's final model belongs, writes the
+- An export to the prefix `final` of a run's location in a store (the place of the run's final model) writes the
   manifest last, as a training does at its end. Only a source with a manifest is exported in this way.
-- Any other export to a store first writes a mark, the object `.safepoint/export.json`, which names the files. The
-  last file that it writes is the one that loaders read first. Then it deletes the mark. If an export was interrupted,
-  the next export to the same prefix deletes the files that the mark of the interrupted export names, and no others.
-  Another person may have written the mark, so the next export deletes only objects that the rules in
+- Any other export to a store first writes a mark, the object `.safepoint/export.json`, which names the files. Then it
+  writes the files. The file that loaders read first is written last. Then the export deletes the mark. If an export
+  was interrupted, the next export to the same prefix deletes the files that the mark of the interrupted export names,
+  and no others. Another person may have written the mark, so the next export deletes only objects that the rules in
   `safepoint.checkpoint.remote.marks` allow.
 """
 
@@ -53,7 +53,7 @@ _LAST = ("model.safetensors.index.json", "adapter_config.json", "config.json")
 
 
 def check_empty(target: Location, *, has_manifest: bool = False) -> None:
-    """Refuse a target that holds files, except those that an interrupted export has left there.
+    """Refuse a target that holds files. Files that an interrupted export has left there do not count.
 
     Args:
         target: the folder or prefix.
@@ -106,9 +106,9 @@ def _refuse_inside(target: Location) -> None:
 def _holds_checkpoint(remote: RemoteFolder, name: str) -> bool:
     """Whether the prefix `name` holds a checkpoint or a model of Safepoint.
 
-    An object may have the name of a manifest and not be one; then the prefix does not count as a checkpoint. If the
-    name of the prefix is that of a checkpoint (`checkpoint-500`) or `final`, the prefix counts even then, because the
-    object may be a damaged manifest.
+    If the object with the name of the manifest is not a manifest, the prefix does not count as a checkpoint. There is
+    an exception: a prefix that is called `final`, or has the name of a checkpoint (`checkpoint-500`), counts in this
+    case too, because the object may be a damaged manifest.
     """
     try:
         remote.manifest_of(name)
@@ -266,7 +266,7 @@ class _PrefixDestination:
         self._delete(leftovers)
 
     def put(self, file: SourceFile, progress: Progress | None) -> None:
-        """Upload the file of the previous call, and keep this one: the commit uploads the last file."""
+        """Upload the file of the previous call, and keep `file` for later: the commit uploads the last file."""
         self._put_last()
         self._last = file, progress
 
@@ -330,7 +330,7 @@ def clean_export(store: Store, *, before_s: float) -> int:
     doomed = [item for key, item in found.items() if key in named]
     if max(item.modified_s for item in [found[MARK], *doomed]) >= before_s:
         return 0
-    # The mark is replaced first, so that an export that still runs finds that it has lost the place.
+    # The mark is replaced first. If the export still runs, its next `_fence` raises an error.
     taken = json.dumps(mark.extended({}, found, named).fields()).encode()
     store.write(MARK, taken, condition=Condition(version=found[MARK].version))
     store.sweep(only=begun.__contains__, keys=begun)

@@ -55,7 +55,7 @@ def is_whole(name: str) -> bool:
 
 
 def check_outside(target: Location) -> None:
-    """Raise UsageError for a location inside a checkpoint, which a file that is written there would damage."""
+    """Raise UsageError for a location inside a checkpoint: a new file there would damage the checkpoint."""
     if any(step_of(Path(part)) is not None for part in target.path.split("/")[:-1]):
         raise UsageError(
             f"{target} is inside a checkpoint, and writing there would damage it", hint="use another location"
@@ -72,7 +72,7 @@ def copy(source: Inventory, item: Item, target: Location, *, progress: Progress 
         progress: see `Progress`.
 
     Returns:
-        False when the same checkpoint is at the target already, with all of its files.
+        False if the target has the same checkpoint already, with all of its files.
 
     Raises:
         CheckpointError: the checkpoint is not complete, or damaged.
@@ -152,14 +152,14 @@ def export(
 ) -> list[str]:
     """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
 
-    Files of other kinds than those of models are left out, with a warning; see `model_files`.
+    A file whose kind does not belong to a model is left out, with a warning; see `model_files`.
 
     An export to an object store writes nothing to a disk of this machine.
 
     Args:
         source: the inventory with the checkpoint.
         item: the checkpoint.
-        target: a folder or a prefix in which there is nothing yet.
+        target: a folder or a prefix that is empty or does not exist.
         with_code: whether the code of the model is exported, too.
         progress: see `Progress`.
 

@@ -1,6 +1,7 @@
 """The differences between two checkpoints: their settings, their files, and the tensors in them.
 
-Tensors are compared in safetensors files, whose header names them; nothing is unpickled.
+Tensors are compared only in safetensors files, because the header of such a file names its tensors. Nothing is
+unpickled.
 """
 
 from collections.abc import Callable, Mapping
@@ -57,7 +58,7 @@ class Difference:
     """All differences between two checkpoints.
 
     Args:
-        settings: fields of the manifests that differ, with the versions of libraries and the metrics.
+        settings: fields of the manifests that differ, including the versions of libraries and the metrics.
         files: added, removed and changed files.
         tensors: tensors that were added or removed, or that have another type or shape; with `deep`, also tensors
             with another content.
@@ -80,7 +81,7 @@ def compare(
     Args:
         before: an inventory and a checkpoint in it.
         after: an inventory and a checkpoint in it.
-        deep: also read the tensors of changed files, and compare their contents.
+        deep: whether to also read the tensors of changed files, and compare their contents.
         progress: receives the bytes read so far, and the bytes in all.
 
     Raises:

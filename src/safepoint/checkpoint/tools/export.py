@@ -1,7 +1,7 @@
 """Exports models from checkpoints whose layout `from_pretrained` cannot read.
 
-These layouts are the sharded ones of torch.distributed.checkpoint and DeepSpeed's ZeRO, and the files that sessions
-and Lightning write with `torch.save`. The checkpoint may be Safepoint's or another tool's, in a folder or an object
+These are the sharded layouts of torch.distributed.checkpoint and DeepSpeed's ZeRO, and the files that sessions and
+Lightning write with `torch.save`. Safepoint or another tool may have written the checkpoint, in a folder or an object
 store. No tensor is loaded: ranges of bytes are copied from file to file. An export from one object store to another
 writes nothing to a disk of this machine.
 """
@@ -101,13 +101,13 @@ def export_pieces(
     """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
     If the checkpoint has a manifest, all bytes that the export uses are compared with its digests before the first
-    byte is written. So the weights are read twice, and the bytes of the second read are compared with those of the
-    first.
+    byte is written. So the weights are read twice, and the bytes of the second read are compared with the bytes of
+    the first read.
 
     Args:
         store: where the checkpoint is, a folder or an object store.
         prefix: the checkpoint's key; empty for the store's own location.
-        target: a folder or a prefix in which there is nothing yet.
+        target: a folder or a prefix that is empty or does not exist.
         with_code: see `copying.export`.
         progress: see `copying.Progress`.
 
@@ -115,7 +115,7 @@ def export_pieces(
         The files, sorted.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or changed meanwhile.
+        CheckpointError: the checkpoint is damaged, or changed during the export.
         ConflictError: the target is not empty.
         StorageError: a store cannot be used, or the disk has too little free space.
         UsageError: the checkpoint holds adapters, or the target is inside a checkpoint.
@@ -128,7 +128,7 @@ def export_pieces(
 
     with contextlib.ExitStack() as lease:
         local = store.location.folder / prefix if store.location.is_folder else None
-        # A lease (a lock) keeps a running training from deleting the checkpoint meanwhile.
+        # While the lease (a lock) is held, a running training does not delete the checkpoint.
         if local is not None and (local / MANIFEST_NAME).is_file():
             lease.enter_context(reading(local / MANIFEST_NAME))
         folder, manifest = _browse(browse(store, prefix), store, prefix, note)
@@ -178,10 +178,11 @@ def export_pieces(
 def _browse(
     folder: StorePath, store: Store, prefix: str, on_read: OnRead | None = None
 ) -> tuple[StorePath, Manifest | None]:
-    """The files of a checkpoint; with a manifest, only those that it lists. A stranger may have added others.
+    """The files of a checkpoint. If it has a manifest: only the files that the manifest lists, because a stranger may
+    have added others.
 
     Args:
-        folder: all that is there.
+        folder: the folder of the checkpoint, with all its files.
         store: see `is_in_pieces`.
         prefix: see `is_in_pieces`.
         on_read: see `browse`.
@@ -278,5 +279,5 @@ def _check_windows(folder: StorePath, store: Store, prefix: str, manifest: Manif
 def _altered(folder: StorePath, name: str) -> CheckpointError:
     return CheckpointError(
         f"{name} in {folder} has changed since it was saved; nothing was exported",
-        hint="see `safepoint checkpoints verify --deep`",
+        hint="`safepoint checkpoints verify --deep` lists the faults",
     )

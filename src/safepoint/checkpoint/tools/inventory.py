@@ -73,7 +73,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What a manifest states about a checkpoint, without its files; see `Manifest`. 0 is not known."""
+    """What a manifest states about a checkpoint, without its files; see `Manifest`. A `world_size` or a
+    `gradient_accumulation` of 0 means that the value is not known."""
 
     run_id: str
     step: int
@@ -107,13 +108,13 @@ class Item:
         prefix: its key in the store.
         where: its location, for messages.
         stated: what its manifest states; None when it cannot be read.
-        faults: what is wrong with it; contents are not compared. If there are many: the first ones, and the number of
-            the others.
+        faults: what is wrong with it; contents are not compared. If there are many faults: only the first ones, and
+            the number of the others.
         kind: what it is, such as a checkpoint or a node's part of one.
         num_files: the number of files, without the manifest.
         size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.
-        created_s: when it was saved, by its manifest; `modified_s` where there is none.
+        created_s: when it was saved, by its manifest, seconds since 1970; `modified_s` if it has no manifest.
         strays: paths that the manifest does not name. They do not count as faults.
         is_newer_format: whether a later release wrote it; then it is not deleted.
         is_of_other_user: whether another user has made it, in a folder with the sticky bit to which others may write.
@@ -140,8 +141,8 @@ class Item:
 
     @property
     def counts(self) -> bool:
-        """Whether it may be used without a person who names it. As in a run, it must be complete, and not be another
-        user's."""
+        """Whether it may be used although no person has named it. As in a run, it must be complete, and must not
+        belong to another user."""
         return self.is_complete and not self.is_of_other_user
 
 
@@ -194,7 +195,7 @@ class Inventory:
         ]
 
     def item(self, name: str | None = None) -> Item:
-        """The item called `name`; for None, the newest complete checkpoint that counts.
+        """The item called `name`; if `name` is None, the newest complete checkpoint that counts.
 
         Raises:
             NotFoundError: there is no item called `name`.
@@ -206,7 +207,9 @@ class Inventory:
             missing: SafepointError = NothingValidError(f"{where} holds no complete checkpoint")
         else:
             found = [item for item in self.items() if item.name == name]
-            missing = NotFoundError(f"there is no {name} in {where}", hint="see `safepoint checkpoints list`")
+            missing = NotFoundError(
+                f"there is no {name} in {where}", hint="`safepoint checkpoints list` lists the checkpoints"
+            )
         if not found:
             raise missing
         return found[0]
@@ -236,7 +239,7 @@ class Inventory:
         if item.stated is None or item.faults:
             raise CheckpointError(
                 f"{item.where} is not a complete checkpoint: {item.faults[0]}; nothing was read",
-                hint="see `safepoint checkpoints verify`",
+                hint="`safepoint checkpoints verify` lists the faults",
             )
         manifest = self.read_manifest(item)
         if Stated.by(manifest) != item.stated:
@@ -257,7 +260,7 @@ class Inventory:
         if manifest is not None and step_of(Path(name)) not in {None, manifest.step}:
             faults = (Fault(file=MANIFEST_NAME, reason=f"its step is {manifest.step}"), *faults)
         if is_passed_over:
-            reason = "the run did not use it, and could not move it aside: move it away, or see --drop-damaged"
+            reason = "the run did not use it, and could not move it aside: move it away, or use --drop-damaged"
             faults = (Fault(file="the folder", reason=reason), *faults)
         modified_s = max(item.modified_s for item in objects)
         created_s = Candidate.of(manifest, ()).created_s if manifest is not None else modified_s
@@ -352,8 +355,8 @@ class Inventory:
     ) -> list[Item]:
         """The checkpoints that no policy keeps, oldest first; see `select_superseded`. Parts always stay.
 
-        A checkpoint is deleted only if a valid one stays. So, if a checkpoint would be deleted, all files of the
-        newest complete checkpoint are read. If it is damaged, the files of the next older one are read, and so on.
+        A checkpoint is deleted only if a valid checkpoint stays. So, before a deletion, all files of the newest
+        complete checkpoint are read. If it is damaged, the files of the next older checkpoint are read, and so on.
         """
         by_step = {
             item.stated.step: item
@@ -384,7 +387,7 @@ class Inventory:
         """Delete an item; readers see it completely or not at all.
 
         Returns:
-            False when a process is reading it, or if a later release wrote it; then it stays.
+            False if the item stays, because a process is reading it, or because a later release wrote it.
 
         Raises:
             ConflictError: a run has begun to use the object store meanwhile.
@@ -406,7 +409,7 @@ def _first(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 
 
 def open_inventory(text: str) -> tuple[Inventory, str | None]:
-    """Open what an argument names: an output location, or one checkpoint in it.
+    """Open the location that an argument names: an output location, or one checkpoint in it.
 
     Args:
         text: the argument.

@@ -1,13 +1,13 @@
 """Which files of a checkpoint are parts of a model, and are exported.
 
-A checkpoint may contain files of any name, and someone else may have written it. At the target of an export they
-would belong to this user. There they could become the settings of a program that is started there, such as
-`.git/hooks` or `Makefile`, instructions for a coding agent (`AGENTS.md`), or modules that Python imports in place of
-its own, such as `json.py`. So only files of the kinds that models consist of are exported. The names that programs
-obey among these kinds are left out.
+A checkpoint may contain files of any name, and someone else may have written it. At the target of an export, the
+files would belong to this user. A program that is started there could use them as its settings (`.git/hooks`,
+`Makefile`), a coding agent as its instructions (`AGENTS.md`), and Python as modules in place of its own (`json.py`).
+So only files of the kinds that models consist of are exported. Files of these kinds are left out, too, if programs
+obey files with such a name (`package.json`).
 
-Python code is exported only if a person asks for it. Not all loaders run the code of a model only with
-`trust_remote_code=True`: some import what a configuration in the same folder names.
+Python code is exported only if a person asks for it. Without `trust_remote_code=True`, most loaders run no code of a
+model. But some loaders import the modules that a configuration in the same folder names.
 """
 
 import re
@@ -21,7 +21,7 @@ _KINDS = {
     # Pictures of a description.
     *(".png", ".jpg", ".jpeg", ".gif"),
 }
-"""What the names of files with data end with, in lower case. No program runs such a file when it is opened."""
+"""The endings of the names of data files, in lower case. No program runs such a file when it is opened."""
 _TEXTS = re.compile(r"(readme|license|licence|notice|copying|use_policy|model_?card)(\.(md|txt))?")
 """The names of texts for people, in lower case. Coding agents obey other texts, such as `AGENTS.md`."""
 _CODE = ".py"
@@ -34,20 +34,20 @@ _OBEYED = re.compile(
     r"|(cmakelists|meson_options|conanfile)\.txt",
     re.ASCII,
 )
-"""The names of such files, in lower case, that a program obeys when it is started in their folder."""
+"""The names, in lower case, of files of these kinds that a program obeys when it is started in their folder."""
 _FOLDERS = re.compile(r"[.-].*|__\w+__|wandb|node_modules|egg-info|.+\.(dist-info|egg-info|egg)|\w+-packages")
 """The names of folders, in lower case, in which programs look for settings or for installed packages. A shell passes
 a name that begins with a hyphen to a command as an option."""
 
 
 def is_exported(path: str, *, with_code: bool = False) -> bool:
-    """Whether a file of a checkpoint, by its path there, is exported.
+    """Whether the file at a path in a checkpoint is exported.
 
     Args:
         path: the path, with `/`.
         with_code: whether the code of the model is exported, too.
     """
-    *folders, name = path.casefold().split("/")  # as file systems without case compare names
+    *folders, name = path.casefold().split("/")  # some file systems ignore the case of names
     if any(map(_FOLDERS.fullmatch, folders)) or name.startswith((".", "-")) or _OBEYED.fullmatch(name):
         return False
     suffix = f".{name.rpartition('.')[2]}"

@@ -1,4 +1,4 @@
-"""Checks the checkpoint of a given step, and returns what was checked, as the receipt of a suspension.
+"""Checks the checkpoint of a given step, and returns the result for the receipt of a suspension.
 
 The receipt states which checkpoint a suspension has saved, and what was checked in it.
 """
@@ -25,8 +25,7 @@ class CheckpointReceipt:
         name: its folder in the output location.
         digest: the digest of the checkpoint's manifest, which has the digests of all files.
         size_bytes: the size of all files of the checkpoint.
-        is_read: whether all files were read and compared with their digests; otherwise only their sizes were
-            compared.
+        is_read: whether all files were read and compared with their digests. If not, only their sizes were compared.
     """
 
     step: int
@@ -44,7 +43,7 @@ def check_checkpoint(
     Args:
         location: the output location.
         step: the step of the checkpoint.
-        deep: read the files of a folder.
+        deep: whether to read the files of a folder.
         progress: called with bytes read so far and bytes in all.
 
     Raises:

@@ -13,12 +13,12 @@ COMMAND = "remove-checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What `remove` has done.
+    """The result of `remove`.
 
     Args:
         deleted: the items that are gone.
-        kept: those that a process reads, or that a later release wrote.
-        failed: those that could not be deleted, each with the reason.
+        kept: the items that a process reads, or that a later release wrote.
+        failed: the items that could not be deleted, each with the reason.
     """
 
     deleted: tuple[Item, ...] = ()
@@ -27,7 +27,7 @@ class Removal:
 
 
 def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
-    """Delete items. If an item cannot be deleted, such as an immutable folder, the others are deleted nevertheless.
+    """Delete items. If an item cannot be deleted (an immutable folder, for example), the others are still deleted.
 
     Raises:
         ConflictError: a run has begun to use the object store meanwhile.
@@ -47,8 +47,8 @@ def remove(inventory: Inventory, items: Iterable[Item]) -> Removal:
 
 
 def remove_all(inventories: Iterable[Inventory], output: str) -> int:
-    """Delete the checkpoints and the final model of a run. What Safepoint did not write stays, and so do checkpoints
-    of other users in a folder that everyone may write to.
+    """Delete the checkpoints and the final model of a run. Files that Safepoint did not write stay. In a folder that
+    everyone may write to, the checkpoints of other users stay, too.
 
     Args:
         inventories: the inventories of the run's output location, and of the folder in front of an object store.
@@ -59,7 +59,7 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
 
     Raises:
         ConflictError: a process reads a checkpoint, or a later release wrote it; the others are deleted.
-        StorageError: a location cannot be reached; or a checkpoint cannot be deleted, and the others are.
+        StorageError: a location cannot be reached; or a checkpoint cannot be deleted, and the others are deleted.
     """
     deleted: set[str] = set()
     kept: set[str] = set()
@@ -73,8 +73,9 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
     if failed:
         where, reason = next(iter(failed.items()))
         others = f", and {plural(len(failed) - 1, 'other')}" if len(failed) > 1 else ""
+        but = f" but {', '.join(sorted(kept))}, which a process reads, or a later release wrote" if kept else ""
         raise StorageError(
-            f"{where}{others} cannot be deleted ({reason}); all else was deleted",
+            f"{where}{others} cannot be deleted ({reason}); the other checkpoints were deleted{but}",
             hint="the job still exists; fix the owner or the attributes of the folder, then delete the job again",
         )
     if kept:

@@ -1,4 +1,4 @@
-"""Deletes what ended runs have left unfinished and, when requested, damaged checkpoints.
+"""Deletes the files that ended runs have left unfinished and, when requested, removes damaged checkpoints.
 
 Files that a process may still be writing stay. In a folder, the lock shows whether a run is active. In an object
 store, only the age of the files shows whether they may still be in use.
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What `repair` has found and, except in a dry run, has done.
+    """The result of `repair`. In a dry run, nothing was deleted or moved.
 
     Args:
         unfinished: checkpoints in an object store that Safepoint began and never committed; they are deleted. Empty
@@ -35,7 +35,7 @@ class Repair:
         recent: checkpoints that are not committed, and stay because a process may still be writing them.
         foreign: checkpoints that Safepoint did not write; they are never changed.
         damaged: checkpoints whose files differ from their manifest, with all faults; removed only when requested.
-        moved_to: the folder to which the damaged checkpoints of a folder were moved, or None.
+        moved_to: the folder to which damaged checkpoints were moved; None if none were moved.
         num_leftovers: how many working folders, unfinished uploads, marks and files of interrupted exports were
             deleted.
         newer: checkpoints that a later release wrote; they are never changed.
@@ -63,14 +63,14 @@ def repair(
     idle_s: float,
     progress: Progress | None = None,
 ) -> Repair:
-    """Find what is unfinished or damaged, and delete what may be deleted.
+    """Find unfinished and damaged checkpoints, and delete the files that may be deleted.
 
     Args:
         inventory: the checkpoints.
-        deep: also read every file and compare its digest; without it, names and sizes are compared.
-        drop_damaged: also remove damaged checkpoints: those of a folder are moved aside, those of a store deleted.
-        dry_run: change nothing.
-        idle_s: in an object store, unfinished checkpoints are deleted when their files are older than this.
+        deep: whether to read every file and compare its digest. If not, only names and sizes are compared.
+        drop_damaged: whether to remove damaged checkpoints. In a folder they are moved aside, in a store deleted.
+        dry_run: whether to change nothing.
+        idle_s: in an object store, unfinished checkpoints are deleted if their files are older than so many seconds.
         progress: see `Progress`.
 
     Raises:

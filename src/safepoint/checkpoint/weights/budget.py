@@ -2,10 +2,10 @@
 
 A pickle can refer to one object again and again. So a file of some kilobytes can describe a million weights, each in
 a million pieces. Separate limits for a tensor and for a file do not help: a checkpoint may reach both, and its cost
-is then one limit times the other. So all that is read from one checkpoint counts against one `Budget`.
+is then one limit times the other. So everything that is read from one checkpoint counts against one `Budget`.
 
-Not promised: a limit of the memory in bytes. Each limit is a number of objects, and a comment states how much memory
-or time that many objects take.
+Not promised: a limit of the memory in bytes. Each limit is a number of objects. The comment beside a limit states how
+much memory or time the objects take.
 """
 
 import enum
@@ -21,7 +21,7 @@ _BYTES_PER_STEP = 1000
 
 
 class Cost(enum.Enum):
-    """What is counted. The value completes the message "it has more than 1000 …"."""
+    """The things that are counted. The value completes the message "it has more than 1000 …"."""
 
     RUNS = "contiguous pieces of weights"
     WEIGHTS = "weights"
@@ -55,8 +55,8 @@ class Budget:
         stored_bytes: the size of all files of the checkpoint. The weights may have no more runs (contiguous pieces)
             than the files have bytes, and 2^20 runs in addition for expanded tensors. The weights may have at most 16
             times the bytes of the files, or 1 GiB if that is more. The limit of steps (instructions and records) is
-            higher for a large checkpoint: one more for each 1000 bytes, which takes about as long as reading these
-            bytes. None if the size is not known: then there are only the fixed limits.
+            higher for a large checkpoint: one more step for each 1000 bytes. (A step takes about as long as reading
+            1000 bytes.) None if the size is not known: then there are only the fixed limits.
     """
 
     def __init__(self, stored_bytes: int | None = None) -> None:
@@ -72,7 +72,7 @@ class Budget:
         """Count `count` objects. Call this before they are created.
 
         Raises:
-            CheckpointError: there are more than the limit.
+            CheckpointError: the count is now above the limit.
         """
         with self._lock:
             self._spent[cost] += count

@@ -31,7 +31,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 class Place(NamedTuple):
-    """Where the archive of one part of a tensor, or of another value, is.
+    """The place of an archive. An archive holds one part of a tensor, or a value that is not a tensor.
 
     Args:
         file: its name in the folder.
@@ -62,8 +62,8 @@ def check_apart(places: Iterable[Place]) -> None:
 def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[StoredWeight]:
     """The model's weights.
 
-    These are the tensors below a key `model`, `state_dict` or `module`. Without one of these keys, they are all
-    tensors that are not below a key of an optimizer, a scheduler, random numbers or the trainer (`_NOT_MODEL`).
+    These are the tensors below a key `model`, `state_dict` or `module`. If there is no such key, they are all tensors
+    that are not below a key of an optimizer, a scheduler, random numbers or the trainer (`_NOT_MODEL`).
 
     Args:
         folder: the folder that contains `.metadata`.
@@ -96,7 +96,7 @@ def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Stor
                 raise CheckpointError(f"{METADATA} does not say where a part of {key} is")
             chosen.append(place)
     check_apart(chosen)
-    # Each chunk is an archive of its own. Only a few bytes of each are read, so several are read at once.
+    # Each chunk is an archive of its own. Only a few bytes of each archive are read, so several are read in parallel.
     tensors = iter(map_reads(lambda place: _tensor(folder, place, budget), chosen))
     weights: list[StoredWeight] = []
     for key, name in names.items():
@@ -176,5 +176,5 @@ def _names(described: dict[str, Any], paths: dict[str, Any], budget: Budget) -> 
 def _tensor(folder: ReadablePath, place: Place, budget: Budget) -> StoredTensor:
     tensor = read_torch_file(folder / place.file, begin=place.begin, length=place.length, budget=budget)
     if not isinstance(tensor, StoredTensor):
-        raise CheckpointError(f"{place.file} has no tensor at byte {place.begin}, where {METADATA} says that one is")
+        raise CheckpointError(f"{place.file} has no tensor at byte {place.begin}, where {METADATA} lists a tensor")
     return tensor

@@ -86,8 +86,8 @@ def gather(
 
     Returns:
         The content of each file, by its name. Reading a content raises StorageError if a file of the checkpoint is
-        shorter than it should be, or cannot be read; and CheckpointError if a range has another digest than in
-            `known`.
+        shorter than it should be, or cannot be read. It raises CheckpointError if a range has another digest than in
+        `known`.
     """
     groups = _split(weights, max_file_bytes)
     names = ["model.safetensors"]

@@ -49,8 +49,8 @@ _STORAGES = {
 }
 
 CheckName = Callable[[str, str], None]
-"""Called with the module and the name of each class or function that a pickle names, except those for which the
-reader of the pickle has a replacement. It may raise CheckpointError."""
+"""Called with the module and the name of each class or function that a pickle names. Names for which the reader of
+the pickle has a replacement are left out. It may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
@@ -68,7 +68,7 @@ class Inert:
     state: Any = None
 
     def __new__(cls, *args: Any, **_: Any) -> "Inert":
-        """Keep the arguments, whatever they are."""
+        """Keep the arguments. Any arguments are allowed."""
         made = super().__new__(cls)
         made.args = args
         return made
@@ -207,7 +207,9 @@ class StoredTensor:
         """
         places = zip(self.sizes, self.strides, strides_of(self.sizes), strict=True)
         if any(size != 1 and stride != expected for size, stride, expected in places):
-            raise CheckpointError("a weight is not stored contiguously (it may be transposed); load it with torch")
+            raise CheckpointError(
+                "a weight is not stored contiguously (it may be transposed); load the file with torch"
+            )
         size = ITEM_BYTES[self.dtype]
         return Run(begin, count * size, self.path, self.offset + first * size)
 
@@ -232,7 +234,7 @@ def read_torch_file(
         begin: where in the file the archive begins.
         length: the length of the archive; None for the rest of the file.
         check_name: see `CheckName`.
-        budget: the budget of the checkpoint, which the archive and the instructions of its pickle count against.
+        budget: the budget of the checkpoint. The archive and the instructions of its pickle count against it.
 
     Raises:
         CheckpointError: the file is damaged, has the format that torch used before zip archives, or costs more than
@@ -298,7 +300,7 @@ def _read(
     ) -> StoredTensor:
         # Torch changes such values when it loads them; a copied range of bytes would contain the unchanged values.
         if sign:
-            raise CheckpointError("a tensor is stored negated or conjugated; load it with torch")
+            raise CheckpointError("a tensor is stored negated or conjugated; load the file with torch")
         if type(stored) is not _Storage or type(stored.dtype) is not str:
             raise CheckpointError("a tensor has no storage")
         sizes, strides, (offset,) = numbers_of(sizes), numbers_of(strides), numbers_of([offset])
@@ -341,7 +343,7 @@ def numbers_of(values: Any = ()) -> tuple[int, ...]:
     """A shape, strides or offsets as a tuple of numbers.
 
     Raises:
-        CheckpointError: `values` contains anything but whole numbers from 0 to 2^63 - 1, or too many of them.
+        CheckpointError: `values` has too many values, or a value that is not a whole number from 0 to 2^63 - 1.
     """
     numbers: tuple[Any, ...] = tuple(itertools.islice(values, _MAX_DIMENSIONS + 1))
     if len(numbers) > _MAX_DIMENSIONS or not all(
@@ -363,7 +365,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int], 
         tensor: the part.
         offsets: where the part begins in the weight, in each dimension.
         sizes: the sizes of the weight's dimensions.
-        budget: the budget of the checkpoint, which the runs count against.
+        budget: the budget of the checkpoint. The runs count against it.
 
     Raises:
         CheckpointError: the part would need more than `_MOST_RUNS` runs, or more than `budget` allows.
@@ -380,7 +382,7 @@ def runs_of(tensor: StoredTensor, offsets: Sequence[int], sizes: Sequence[int], 
             break
     num_runs = math.prod(tensor.sizes[:inner])
     if num_runs > _MOST_RUNS:
-        raise CheckpointError("a part of a weight is stored in too many pieces; load it with torch")
+        raise CheckpointError("a part of a weight is stored in too many pieces; load the file with torch")
     budget.spend(Cost.RUNS, num_runs)
     for outer in itertools.product(*(range(size) for size in tensor.sizes[:inner])):
         source = sum(index * stride for index, stride in zip(outer, tensor.strides, strict=False))

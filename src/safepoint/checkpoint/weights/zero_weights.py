@@ -1,8 +1,7 @@
-"""Finds the weights, in full precision, in a checkpoint of DeepSpeed's ZeRO. Each rank stores a partition of the
-weights.
+"""Finds the full-precision weights in a checkpoint of DeepSpeed's ZeRO. Each rank stores a partition of the weights.
 
 Stages 1 and 2 concatenate the weights of one group of the optimizer and cut the result into one part for each rank.
-Stage 3 cuts each weight into one part for each rank. The layout is that of DeepSpeed 0.19, `utils/zero_to_fp32.py`.
+Stage 3 cuts each weight into one part for each rank. DeepSpeed 0.19 reads this layout in `utils/zero_to_fp32.py`.
 """
 
 import itertools
@@ -115,7 +114,7 @@ class _Flats:
 
     Args:
         tensors: the tensors, in the order of the sequence.
-        budget: the budget of the checkpoint, which tensors and runs count against.
+        budget: the budget of the checkpoint. Tensors and runs count against it.
     """
 
     def __init__(self, tensors: Iterable[StoredTensor], budget: Budget) -> None:
@@ -184,7 +183,8 @@ def _trained_in_stage_3(
 
 
 def _cut_runs(flats: Sequence[_Flats], first: int, count: int) -> Iterator[Run]:
-    """The runs of a weight of `count` elements, of which each rank has a part from its element `first` on."""
+    """The runs of a weight of `count` elements. Each rank has a part of the weight, from element `first` of the
+    rank's flat tensors on."""
     part = -(-count // len(flats))
     for rank, begin in enumerate(range(0, count, max(part, 1))):  # the last ranks may have no element
         flat = flats[rank]
@@ -212,7 +212,7 @@ def _frozen(models: Sequence[Mapping[str, Any]], stage: int, budget: Budget) -> 
 
 
 def _others(model: Mapping[str, Any], stage: int, budget: Budget) -> Iterator[StoredWeight]:
-    """The buffers. Below stage 3, where each rank has the whole model, also all other tensors of the model."""
+    """The buffers. Below stage 3, each rank has the whole model, so all other tensors of the model are included."""
     module: dict[str, Any] = model.get("module") or {}
     buffers: set[str] = {name for name in model.get("buffer_names") or () if type(name) is str}
     budget.spend(Cost.WEIGHTS, len(module))

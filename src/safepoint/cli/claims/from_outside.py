@@ -64,7 +64,7 @@ _Image = Annotated[
         metavar="IMAGE",
         help="If a location is pvc:// on a cluster, the command runs in a pod. This is the image of that pod.",
         show_default="the image of the newest job that uses the claim; if there is no such job, the image of the "
-        "runtime torch-distributed; if there is no such runtime, the image of another one",
+        "runtime torch-distributed; if there is no such runtime, the image of another runtime",
     ),
 ]
 _Memory = Annotated[
@@ -170,7 +170,7 @@ def _claims_of(locations: Mapping[str, Location], *, is_placed: bool) -> tuple[s
 
 
 def _check_claims(locations: Mapping[str, Location]) -> None:
-    """Raise UsageError for a claim for which this machine has no folder."""
+    """Raise UsageError if this machine has no folder for one of the claims."""
     for location in locations.values():
         try:
             resolve_claim(location)
@@ -285,7 +285,7 @@ def _plain(text: str, part: Part) -> str:
     """The text with its control characters escaped, except in progress lines.
 
     A progress line on stderr begins with a carriage return, which makes the terminal write over the previous text.
-    The returned text also erases the previous text, because its end could remain beside the new text.
+    The returned text also erases the previous text. If it did not, the end of a longer previous text would remain.
     """
     progress = _FROM_THE_BEGINNING if part is Part.STDERR else None
     kept = {"\n": "\n", "\r": progress or "\\r"}

@@ -72,7 +72,10 @@ def _ending_of(arguments: Sequence[str]) -> Ending:
 
 
 def _remove(output: str) -> Ending:
-    """Delete the checkpoints of a run, and print their number: 0 if the folder does not exist."""
+    """Delete the checkpoints of a run, and print the number of deleted checkpoints.
+
+    If the folder does not exist, the number is 0.
+    """
     inventory, name = open_inventory(output)
     if name is not None:
         raise SafepointError(f"{output} is a single checkpoint; nothing was deleted")

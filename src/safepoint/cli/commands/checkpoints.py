@@ -199,10 +199,10 @@ def prune(
 ) -> None:
     """Delete the checkpoints that --keep does not select.
 
-    These checkpoints always stay: the newest one, the newest valid one, damaged ones, and in a folder those that are
-    being read. In an object store it is not known what is being read. Before the command deletes anything, it reads
-    checkpoints, newest first, until it has found a valid one. Exit code 13: some checkpoint could not be deleted; the
-    others were deleted.
+    These checkpoints always stay: the newest one, the newest valid one, and those that `safepoint checkpoints list`
+    shows as damaged. In a folder, checkpoints that are being read or uploaded also stay. In an object store it is not
+    known what is being read. Before the command deletes anything, it reads checkpoints, newest first, until it has
+    found a valid one. Exit code 13: at least one checkpoint could not be deleted; the others were deleted.
     """
     inventory, name = open_place(location)
     if name is not None:
@@ -299,7 +299,11 @@ def export(
     connection: ConnectionOrSecret = None,
     with_code: Annotated[
         bool,
-        typer.Option("--with-code", help="Also export Python code. Programs may run it: use it if you trust it."),
+        typer.Option(
+            "--with-code",
+            help="Also export Python code. Programs that load the export may run the code: export only code that "
+            "you trust.",
+        ),
     ] = False,
     as_json: _Json = False,
 ) -> None:
@@ -381,7 +385,7 @@ def repair_(
 ) -> None:
     """Remove unfinished checkpoints, and report damaged ones.
 
-    Exit codes: 11 a run uses the folder, and nothing was changed; 13 some checkpoint cannot be removed; 14 there are
+    Exit codes: 11 a run uses the folder, and nothing was changed; 13 a checkpoint cannot be removed; 14 there are
     damaged checkpoints, and they were not removed.
     """
     inventory, name = open_place(location)
@@ -405,7 +409,7 @@ def repair_(
 
 
 def _place_around(text: str, name: str | None) -> Location:
-    """The output location to copy to, from an argument that may end with the name of the copied checkpoint."""
+    """The output location to copy to. The argument may also end with the name of the copied checkpoint."""
     place = _place(text)
     if step_of(Path(place.name)) is None:
         return place
@@ -418,7 +422,7 @@ def _place_around(text: str, name: str | None) -> Location:
 
 
 def _sharded_model(text: str) -> Location | None:
-    """The location if it contains a sharded model, otherwise None. A checkpoint in an object store gives None too."""
+    """The location if it contains a sharded model; None if not, and for a checkpoint in an object store."""
     location = location_of(text)
     if location.is_folder:
         return location if exporting.is_in_pieces(open_store(location)) else None

@@ -55,7 +55,7 @@ def dashboard(
         list[str] | None,
         typer.Option(
             metavar="LOCATION=SIZE",
-            help="How much may be stored below a location in an object store, for the page of storage, such as "
+            help="For the page of storage: the size limit of a location in an object store, such as "
             "s3://models/team=2T; may be given several times.",
         ),
     ] = None,
@@ -78,7 +78,7 @@ def dashboard(
         list[str] | None,
         typer.Option(
             metavar="USER",
-            help="If the proxy runs on this machine: the user that it runs as, if that is neither you nor root.",
+            help="Needed if the proxy runs on this machine as a user other than you and root: the name of that user.",
         ),
     ] = None,
     user_header: Annotated[
@@ -133,6 +133,6 @@ def _open_local(actor: str) -> contextlib.AbstractContextManager[JobPlace[Any]]:
 
 
 def _cluster_opener(place: str) -> Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]:
-    # On a cluster, the API server knows who acts. A page that is open may not change a job, not even to continue a
-    # change that was interrupted.
+    # On a cluster, the API server knows who acts. An open page must not change a job by itself. So the page does not
+    # continue an interrupted change either.
     return lambda actor: connected(place, None, is_read_only=actor == "dashboard")

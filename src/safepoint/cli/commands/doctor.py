@@ -37,7 +37,7 @@ def doctor(
         typer.Option(
             metavar="LOCATION",
             help="The output location to check: a path, s3://, gs://, az:// or pvc://.",
-            show_default="the one in your settings; if there is none, no location is checked",
+            show_default="the location in your settings; if they have none, no location is checked",
         ),
     ] = None,
     local_dir: Annotated[
@@ -63,8 +63,8 @@ def doctor(
 ) -> None:
     """Check that this machine and an output location are ready for a run.
 
-    The command prints the result of each check and, for a warning or a failure, why the result matters and how to fix
-    the cause. It leaves no files behind. With --on, it checks a cluster instead.
+    The command prints the result of each check. For a warning or a failure, it also prints why the result matters and
+    how to fix the cause. It leaves no files behind. With --on, it checks a cluster instead.
 
     Exit codes: 0 no check failed; 1 a check failed.
     """

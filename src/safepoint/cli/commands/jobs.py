@@ -143,7 +143,12 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Continue to print new lines until the job has stopped.")
     ] = False,
     rank: Annotated[
-        int | None, typer.Option(metavar="R", help="Print only the output of this rank (training process).", min=0)
+        int | None,
+        typer.Option(
+            metavar="R",
+            help="Print only the output of this rank (training process). On a cluster, print the output of its pod.",
+            min=0,
+        ),
     ] = None,
     on: OnOfJob = None,
     namespace: Namespace = None,
@@ -193,8 +198,8 @@ def suspend(
 
     If a save may take longer than the job's grace period, the command asks for confirmation first.
 
-    Exit codes: 0 the job was saved and is suspended, or it is complete; 1 the job failed; 3 the job is suspended, but
-    was not saved.
+    Exit codes: 0 the job is suspended and was saved; 0 also if the job has never run, or is complete; 1 the job
+    failed; 3 the job is suspended, but was not saved.
     """
     with open_jobs(on, namespace, name) as jobs:
         _ask_if_risky(jobs, name, yes=yes)
@@ -238,10 +243,10 @@ def resume(
 ) -> None:
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
-    If the newest attempt of the job has a process image that is newer than the checkpoint, and that can be restored
-    on this machine, the job goes on from the image, as after `safepoint thaw`. The command says which of the two it
-    uses. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be resumed; submit it
-    again.
+    The newest attempt of the job may have a process image that is newer than the checkpoint. If this machine can
+    restore that image, the job continues from the image, as after `safepoint thaw`. The command says whether it uses
+    the image or the checkpoint. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be
+    resumed; submit it again.
     """
     with open_jobs(on, namespace, name) as jobs:
         if step is not None and not isinstance(jobs, LocalJobs):

@@ -144,7 +144,7 @@ class RunOptions:
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
             help="Grace period of the platform: the time between SIGTERM and SIGKILL. On a cluster, the default is "
-            "the grace period in Kubeflow's training runtime, the template of the job's pods.",
+            "the grace period of the job's training runtime. The runtime is Kubeflow's template of the job's pods.",
         ),
     ] = 30.0
     freeze_as_last_resort: Annotated[
@@ -171,14 +171,15 @@ class RunOptions:
         typer.Option(
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
-            help="Where to start. auto: from the newest valid checkpoint. never: at step 0. With `safepoint run`, "
-            "the ranks also begin at step 0 after each restart. With `submit`, only the first start of the job "
-            "begins at step 0; later starts resume from its newest checkpoint. PATH: from this checkpoint, at the "
-            "first start only. With never, all checkpoints in the output folder are moved aside. With PATH, newer "
-            "checkpoints in the output folder are moved aside; all checkpoints, if PATH is a checkpoint of Safepoint "
-            "in another folder. No checkpoint is deleted. With an object store, never and PATH are refused if the "
-            "location already holds checkpoints. One exception: PATH may name a checkpoint of another program in the "
-            "store, if Safepoint has saved no newer one there.",
+            help="Where to start. auto: from the newest valid checkpoint. never: at step 0. With "
+            "`run --resume never`, the ranks begin at step 0 after each restart, too. With `submit --resume never`, "
+            "only the first start of the job begins at step 0; later starts resume from the job's newest checkpoint. "
+            "PATH: from this checkpoint, on the first start only. With never, all checkpoints in the output folder "
+            "are moved aside. With PATH, newer checkpoints in the output folder are moved aside. If PATH is a "
+            "checkpoint of Safepoint in another folder, all checkpoints in the output folder are moved aside. No "
+            "checkpoint is deleted. With an object store, never and PATH are refused if the location already holds "
+            "checkpoints. One exception: PATH may name a checkpoint in the store that another program wrote, if the "
+            "store holds no newer checkpoint of Safepoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[

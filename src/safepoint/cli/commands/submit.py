@@ -139,7 +139,7 @@ def submit(
     ] = None,
     image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="With --on: the image of the pods.", show_default="that of the runtime"),
+        typer.Option(metavar="IMAGE", help="With --on: the image of the pods.", show_default="the runtime's image"),
     ] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="With --on: the memory of each pod, such as 32Gi.")
@@ -157,7 +157,7 @@ def submit(
         typer.Option(
             metavar="SIZE|none",
             help="With --on and an object store: the size limit of the local folder for checkpoints, such as 200Gi.",
-            show_default="from the model if the arguments name it, see docs/cluster.md; else none",
+            show_default="computed from the model if the arguments name it, see docs/cluster.md; if not, no limit",
         ),
     ] = None,
     shared_memory: Annotated[

@@ -66,7 +66,7 @@ class _Changes:
 
 
 class _Screen:
-    """Prints a table over the previous one on the terminal."""
+    """Prints a table over the previous table on the terminal."""
 
     def __init__(self) -> None:
         self._losses: dict[str, deque[float]] = {}
@@ -122,7 +122,8 @@ def picture(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, in the same order. The lowest value gets the lowest bar, and the highest the highest."""
+    """A bar for each value, in the same order. The lowest value gets the lowest bar. The highest value gets the
+    highest bar."""
     if not values:
         return ""
     low, high = min(values), max(values)

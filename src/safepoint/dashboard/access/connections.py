@@ -1,14 +1,14 @@
-"""Limits the connections of each session, and of all programs that are not signed in together.
+"""Limits how many connections each session has, and how many connections without a session there are.
 
-Without these limits, one session or program could use up all connections of the server.
+If there were no limits, one session or program could use up all connections of the server.
 
-A connection belongs to the session of its last request. Connections without a session end after ten seconds. At most
-64 connections of a session, and 64 without a session, are open at a time. If there is one more, the oldest connection
-of the user who has the most of them ends. With TLS, the handshake has the same time limit, and at most 128 handshakes
-run.
+A connection belongs to the session of its last request. A connection without a session ends after ten seconds. At
+most 64 connections of each session are open at a time, and at most 64 connections without a session. If a further
+connection is opened, the user who has the most of these connections loses the oldest. With TLS, a handshake also ends
+after ten seconds, and at most 128 handshakes run at a time.
 
-A connection from this machine also notes which user of the machine has opened it, in `scope["state"]["user"]` of its
-requests. All connections from other machines count as those of one user.
+For a connection from this machine, `scope["state"]["user"]` of its requests names the user of the machine who has
+opened it. All connections from other machines count as connections of one user.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class BoundedListener(socket.socket):
         self._beginning: dict[socket.socket, float] = {}  # connection → when it began; the oldest one is first
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. End those that began too long ago and, if there are too many, the oldest ones."""
+        """Accept a connection. End connections that began too long ago and, if there are too many, the oldest."""
         connected, address = super().accept()
         now_s = clock.monotonic_s()
         self._beginning = {one: since_s for one, since_s in self._beginning.items() if one.fileno() >= 0}
@@ -89,7 +89,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def session(self) -> str | None:
-        """The session of the connection's last request that had a session; `Guard` sets it."""
+        """The session of the last request that had a session; None if there was none. `Guard` sets the session."""
         scope: Any = self.scope
         visitor: Any = None if scope is None else scope["state"].get("visitor")
         return self._session if visitor is None else visitor.session
@@ -100,12 +100,13 @@ class BoundedConnection(H11Protocol):
 
 
 def _surplus(connections: Iterable[BoundedConnection]) -> list[BoundedConnection]:
-    """The connections of a session, or without one, that have to end.
+    """The connections that have to end, because there are too many.
 
-    A stranger who opens connections all the time ends only their own. A visitor's connection has no session at first.
+    The user with the most connections loses the oldest. So a stranger who opens connections all the time ends only
+    connections of their own, and not the new connection of a visitor, which has no session yet.
 
     Args:
-        connections: the connections, oldest first.
+        connections: all connections of a session, or all connections without a session, oldest first.
     """
     of_user: dict[str, list[BoundedConnection]] = {}
     for one in connections:

@@ -1,8 +1,9 @@
 """Checks every request before its route, and adds the headers that protect a page in the browser.
 
-A request needs one of the dashboard's own names as its Host. If a page of another origin has sent it, it is refused,
-except for links to pages. A request also needs the cookie of a visitor, except for the exchange of a link and for
-static files. A POST needs an operator and the token of the operator's session.
+A request needs one of the dashboard's own names as its Host. A request that a page of another origin has sent is
+refused, unless the person has followed a link to a page. A request also needs a visitor, whom a cookie or a trusted
+proxy names; only the exchange of a link and static files need none. A POST needs an operator and the token of the
+operator's session.
 """
 
 import logging
@@ -20,7 +21,7 @@ from safepoint.dashboard.rendering import Refusal, refuse
 from safepoint.dashboard.settings import DashboardSettings
 
 FORM_TOKEN = "form_token"
-"""The field of a form with the token of its session."""
+"""The name of the form field that has the token of the session."""
 TOKEN_HEADER = b"x-form-token"
 ENTER = "/enter"
 STATIC = "/static/"
@@ -30,8 +31,8 @@ _BUG = Refusal(
     hint="this is a bug in Safepoint; report it with the lines on the terminal",
 )
 _MOST_REQUESTS = 96
-"""Of a session, at a time. A request counts until it is answered, also if its connection has ended: the server
-answers only a limited number of requests at a time."""
+"""How many requests of one session are answered at a time. The server answers only a limited number of requests at a
+time. So a request counts until it is answered, even if its connection has ended before."""
 _TOO_MANY = Refusal(
     429,
     "too many requests of this session are not answered yet; this one was refused",
@@ -48,7 +49,8 @@ _SECURITY = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # The address of a page may contain the token of a link. With `no-referrer`, a form would not state its origin.
+    # The address of a page may contain the token of a link, so other sites must not get the address. With
+    # `no-referrer`, browsers would not state the origin of a form.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -71,10 +73,10 @@ class Guard:
         self._sessions = sessions
         self._cookie = cookie
         self._running: Counter[str] = Counter()
-        """The requests of each session that are not answered."""
+        """How many requests of each session are not answered yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or the start and the end of the process."""
+        """Answer one request. The start and the end of the server are passed on to the routes."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -169,7 +171,10 @@ class Guard:
         return next((visitor for visitor in found if visitor is not None), None)
 
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Refuse any other Host: with DNS rebinding, a stranger's page could read the dashboard under its name."""
+        """Refuse a Host that is not a name of the dashboard.
+
+        This check prevents DNS rebinding: a stranger's page could read the dashboard under the name of its own site.
+        """
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1 or _without_port(hosts[0]) not in self._settings.accepted_names:
             raise Refusal(
@@ -179,7 +184,7 @@ class Guard:
             )
 
     def _check_origin(self, method: str, headers: list[tuple[bytes, bytes]]) -> None:
-        """Refuse what a page of another origin has sent, except for links. Browsers state this; programs need not.
+        """Refuse requests of pages of another origin, except for links. Browsers state the origin; programs need not.
 
         For a browser, all ports of an address are one site. So a page of any program at the same address could send
         requests with the cookie, such as searches that take long.
@@ -200,7 +205,7 @@ class Guard:
 
 
 def _note_json(scope: Scope, state: MutableMapping[str, Any]) -> None:
-    """Whether the request asks for JSON, by its path or by its header; the routes get the path without `.json`."""
+    """Note whether the request asks for JSON, by its path or its header. The routes get the path without `.json`."""
     path: str = scope["path"]
     accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
     state["wants_json"] = accepted.split(b";")[0].split(b",")[0].strip() == b"application/json"
@@ -243,7 +248,7 @@ def set_cookie(response: Response, *, name: str, value: str, lasts_s: int, is_se
 
 
 def _cookies_of(headers: Sequence[tuple[bytes, bytes]], wanted: str) -> list[str]:
-    """The values of all cookies with a name. Another program at the same address may have set one more."""
+    """The values of all cookies of a name. A program at the same address may have set another cookie of this name."""
     found: list[str] = []
     for name, value in headers:
         if name == b"cookie":

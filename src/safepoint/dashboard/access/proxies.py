@@ -1,7 +1,8 @@
 """The user that a proxy names in a header, if the settings allow this proxy to name users.
 
-If the address of the proxy is one of this machine, every user of the machine can send requests from it. Then the
-kernel says which user has opened the connection. In a container, all processes trust each other.
+If the proxy has an address of this machine, every user of the machine can send requests from this address. So only
+you, root and the users of `--proxy-user` may name users: the kernel states which user has opened the connection. In a
+container, this check is left out, because all processes there trust each other.
 """
 
 import functools
@@ -20,7 +21,7 @@ _log = logging.getLogger("safepoint")
 
 
 class TwoUsersError(Exception):
-    """The request has the header twice, so the proxy did not write one of the two."""
+    """The request has the header twice, so the proxy has written only one of the two headers, or none."""
 
 
 def proxied_visitor(
@@ -31,12 +32,12 @@ def proxied_visitor(
 ) -> Visitor | None:
     """The visitor that a trusted proxy names.
 
-    None if no proxy is trusted, if the request does not come from one, or if it names no user. Then the header has no
-    effect.
+    None if the request does not come from a trusted proxy, if it names no user, or if the user of this machine who
+    has sent it may not name users. The header then has no effect.
 
     Args:
         settings: the options of the dashboard.
-        client: address and port of the peer.
+        client: address and port of the peer; None if they are not known.
         headers: the headers of the request, with names in lower case.
         user: who has opened the connection, see `connections`; empty for a connection from another machine.
 
@@ -61,8 +62,8 @@ def proxied_visitor(
 def _name_in(value: bytes) -> str:
     """The name in a header, exactly as the proxy has sent it; empty for a value that is not a name.
 
-    Only the spaces that HTTP allows around a value are left out. Without a no-break space, for example, the name of
-    one user could become that of another.
+    Only the spaces and tabs that HTTP allows around a value are removed. If other spaces were removed, such as a
+    no-break space, the name of one user could become the name of another user.
     """
     try:
         name = value.strip(b" \t").decode()
@@ -84,8 +85,8 @@ def _may_name(settings: DashboardSettings, user: str) -> bool:
 def _warn(user: str) -> None:
     who = f"of user {user_name(int(user))}" if user.isdecimal() else "of an unknown user"
     _log.warning(
-        "a program %s of this machine, at the address of the proxy, has named a user, and was refused; if it is the "
-        "proxy, start the dashboard with --proxy-user",
+        "a program %s of this machine has named a user, from the address of the proxy; the name was ignored; if this "
+        "program is the proxy, start the dashboard with --proxy-user",
         who,
     )
 

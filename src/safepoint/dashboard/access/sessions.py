@@ -1,12 +1,12 @@
-"""Who uses the dashboard: one-time links, and the signed cookies for which they are exchanged.
+"""Who uses the dashboard: one-time links. Each is exchanged for a signed cookie.
 
 Promises: a link is accepted once. Links are kept as digests, and in memory only. A cookie states a role, a session
-and its end, and is signed with a key in the user's state folder, so that it stays valid when the dashboard is started
-again. Deleting the key ends all sessions.
+and the end of the session. It is signed with a key in the user's state folder, so it stays valid when the dashboard
+is started again. If the key is deleted, all sessions end.
 
-A browser sends the cookie to each program that listens at the same address, whatever its port. On loopback, such a
-program may belong to another user, or may have taken the port after the dashboard has ended. So a cookie that was
-given to a user of this machine is valid only in connections that this user has opened.
+A browser sends the cookie to each program that listens at the same address, on any port. On loopback, such a program
+may belong to another user, or may have taken the port after the dashboard has ended. So a cookie that was given to a
+user of this machine is valid only in connections that this user has opened.
 """
 
 import base64
@@ -34,7 +34,7 @@ class Role(enum.StrEnum):
     VIEWER = "viewer"
     """Read everything, change nothing."""
     OPERATOR = "operator"
-    """Also suspend, resume, scale and delete jobs, and delete checkpoints."""
+    """Also make links, and change jobs and checkpoints: for example, suspend a job or delete a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Visitor:
     """One session.
 
     Args:
-        session: identifies it; not secret by itself.
+        session: identifies the session; not secret by itself.
         role: what the visitor may do.
         name: the user that a proxy has named; empty for a session that began with a link.
     """
@@ -58,7 +58,7 @@ class Visitor:
 
 
 class Sessions:
-    """Makes and checks links, cookies and the tokens against forged requests.
+    """Makes and checks links, cookies, and the tokens of forms, which prevent forged requests.
 
     Args:
         key: signs the cookies; 32 bytes.
@@ -101,7 +101,7 @@ class Sessions:
 
         Args:
             cookie: the value of the cookie.
-            user: as for `cookie_of`. A cookie that was given to another user is not valid.
+            user: who has opened the connection. A cookie that was given to another user is not valid.
         """
         text, _, signature = cookie.rpartition(".")
         expected = self._sign("cookie", f"{text} {user}")
@@ -129,10 +129,10 @@ class Sessions:
 
 
 def load_key(path: Path) -> bytes:
-    """The key in a file; a new one if the file does not exist.
+    """The key in a file. If the file does not exist, it is written with a new key.
 
     Raises:
-        StorageError: the file cannot be read or written, has another content, or other users can read it.
+        StorageError: the file cannot be read or written, has other content, or other users can read it.
     """
     make_private(path.parent)
     hint = f"delete {path}; all sessions of dashboards then end"

@@ -1,6 +1,7 @@
-"""Divides what takes long among the sessions, so that one session cannot keep all others waiting.
+"""Limits how many slow requests run at a time, in all and for each session, so that no session blocks the others.
 
-A session that has taken all its turns waits for one of them to end, and takes none of the others.
+If a session holds all the turns that it may have, its next request waits until one of these turns ends. The turns of
+the other sessions stay free.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ class Turns:
         self._all = asyncio.Semaphore(most)
         self._most_each = most_each
         self._own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By session; a session without requests has no entry."""
+        """The turns of each session; a session without requests has no entry."""
 
     @contextlib.asynccontextmanager
     async def take(self, session: str) -> AsyncGenerator[None]:

@@ -1,4 +1,4 @@
-"""The pages of an action on a job: what it would do, the action itself, and its result with the receipt."""
+"""The pages of an action on a job: what the action would do, its start, and its result with the receipt."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -86,7 +86,7 @@ def _known_damage(request: Request, reader: PlaceReader, name: str) -> str:
     newer = list(itertools.takewhile(lambda row: not row.is_next, rows))
     damaged = next((row.item.name for row in newer if row.check is not None and row.check.faults), "")
     newest = next((row.item.name for row in rows if row.is_next), "none")
-    found = f"A check has found that {damaged} is damaged. The newest without a known fault: {newest}."
+    found = f"A check has found that {damaged} is damaged. The newest checkpoint without a known fault: {newest}."
     return found if damaged else ""
 
 
@@ -148,8 +148,8 @@ def _suspend(jobs: JobPlace[Any], name: str) -> Outcome:
     if job.state is JobState.SUSPENDED and job.was_saved is False:
         step = "nothing is saved" if job.safe_step is None else f"the newest checkpoint is step {job.safe_step:,}"
         return Outcome(
-            sentence=f"The job is suspended, but its last attempt ended without a save; {step}. “Resume” continues "
-            "from there, and repeats the steps after it.",
+            sentence=f"The job is suspended, but its last attempt ended without a save; {step}. “Resume” repeats the "
+            "steps that are not saved.",
             document=document,
             heading="Suspended without a save",
         )
@@ -195,7 +195,7 @@ def _step(text: str) -> int | None:
     """The step of a checkpoint; None if no step is given.
 
     Raises:
-        Refusal: it is not a number; nothing was done.
+        Refusal: the text is not a number; nothing was done.
     """
     if not text:
         return None
@@ -232,7 +232,7 @@ async def work(request: Request) -> Response:
     number = request.path_params["number"]
     is_number = number.isascii() and number.isdecimal() and len(number) < _LONGEST_NUMBER
     found = context_of(request).works.get(int(number)) if is_number else None
-    # A viewer may see checkpoints only in the locations of jobs, and so also what was done with them.
+    # A viewer may see only checkpoints of jobs, and so only actions on jobs and on their checkpoints.
     if found is None or not (visitor_of(request).is_operator or found.back.startswith("/jobs/")):
         raise NotFoundError(
             "this dashboard has no such action, probably because it was started again", hint="see the page of the job"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 LONGEST = 2000
-"""The longest text of a location that is accepted."""
+"""How many characters of a location or of a name are read."""
 _READ_IN_POD = "read the checkpoints"
 Do = Callable[[Inventory, str], Outcome]
 
@@ -94,9 +94,11 @@ def back_of_job(place: str, name: str) -> str:
 
 
 def checks_here(request: Request, back: str) -> dict[str, Check]:
-    """The checks that this dashboard has made of checkpoints of a page, by the names of the checkpoints.
+    """Name of a checkpoint → the last check of it that this dashboard has made.
 
-    Only the last check of a checkpoint counts, with what it has found.
+    Args:
+        request: the request.
+        back: the page from which the checks were requested, see `Work`.
     """
     found: dict[str, Check] = {}
     for work in context_of(request).works.done(back):
@@ -117,7 +119,7 @@ async def _begin(request: Request, verb: str, do: Do) -> Response:
     else:
         location = form.get("location", "")[:LONGEST]
         opened, back = (lambda: open_any(location)[0]), back_of(location)
-    # Raises an error before the action begins if there is no such checkpoint.
+    # If there is no such checkpoint, this line raises an error, and the action does not begin.
     await in_thread(request, lambda: opened().item(checkpoint))
     work = context_of(request).works.begin(
         f"{verb} {checkpoint}", lambda: do(opened(), checkpoint), back=back, by=actor_of(request)
@@ -129,7 +131,7 @@ def _target(request: Request) -> Location:
     """The location to write to.
 
     Raises:
-        UsageError: the text is not a location, is inside a checkpoint, or is not a full path.
+        UsageError: the text is not a location, the location is inside a checkpoint, or the path is not a full path.
     """
     form: Mapping[str, str] = request.state.form
     text = form.get("target", "").strip()[:LONGEST]
@@ -182,7 +184,7 @@ def _export(inventory: Inventory, name: str, target: Location) -> Outcome:
 
 def _delete(inventory: Inventory, name: str) -> Outcome:
     item = inventory.item(name)
-    # The rule is that of `safepoint checkpoints prune --keep newest=1`.
+    # A checkpoint may be deleted if `safepoint checkpoints prune --keep newest=1` would delete it.
     if name not in {one.name for one in inventory.superseded([KeepNewest(1)])}:
         raise ConflictError(
             f"{item.where} is the newest valid checkpoint of its run, or is damaged, or a process reads or uploads "

@@ -59,7 +59,7 @@ async def of_job(request: Request) -> Response:
     except SafepointError as error:
         if request.state.wants_json:
             raise
-        # A part of another page shows the reason, too; htmx would drop an answer with the status of an error.
+        # The page of the job loads this page as a part, with htmx. Htmx drops an answer with the status of an error.
         status = 200 if "hx-request" in request.headers else 502
         return await _page(request, [], job=name, base=base, failure=sentence_of_error(error), status=status)
     can_resume = isinstance(job, JobRecord) and job.can_resume and parse_location(location).is_folder
@@ -67,7 +67,10 @@ async def of_job(request: Request) -> Response:
 
 
 async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, error: OnlyInPodsError) -> Response:
-    """The checkpoints that only a pod can read, as the last pod has read them; at first, a button to start a pod."""
+    """The checkpoints of a job that only a pod can read, as the last pod has read them.
+
+    If no pod has read them yet, the page has only a button that starts a pod.
+    """
     base = back_of_job(reader.key, name)
     read = last_read_in_pod(request, base)
     if read is None and request.state.wants_json:
@@ -88,7 +91,7 @@ async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, 
 
 
 async def of_location(request: Request) -> Response:
-    """The checkpoints of the location in the query; without a location, a form for it."""
+    """The checkpoints of the location in the query. If the query has no location, a form to enter a location."""
     location = request.query_params.get("location", "").strip()[:LONGEST]
     if not location:
         return await _page(request, [])
@@ -134,11 +137,12 @@ async def _page(
         location: where they are.
         job: the name of the job; empty for a location without a job.
         base: the page of the job.
-        failure: why they cannot be read; may be empty.
+        failure: why the checkpoints cannot be read; empty if they were read.
         status: the HTTP status.
         can_resume: whether the job can be resumed from an older checkpoint.
-        on: the option that names the cluster in a command.
-        read: for checkpoints that only a pod can read: when a pod has read them, or `never`.
+        on: the option that names the cluster in a command, after a space; empty for this machine.
+        read: for checkpoints that only a pod can read: when a pod has read them, RFC 3339 UTC, or `never`; None for
+            other checkpoints.
     """
     values: dict[str, Any] = {"location": location, "base": base, "failure": failure, "can_resume": can_resume}
     return await respond(

@@ -18,7 +18,7 @@ from safepoint.errors import StorageError, WaitTimeoutError
 
 _LONGEST_PATH = 300
 _READ_WITHIN_S = 40.0
-"""Longer than a place waits for its jobs."""
+"""In seconds. A place that does not answer raises its own error before."""
 _T = TypeVar("_T")
 
 
@@ -37,7 +37,7 @@ class Context:
         link_used: called with the role of a link that was used.
         outputs: limits how many outputs of jobs are read at a time. A read may take long, and other pages need
             threads.
-        reads: limits what is read for pages at a time.
+        reads: limits how many reads for pages run at a time.
     """
 
     settings: DashboardSettings
@@ -69,10 +69,10 @@ def actor_of(request: Request) -> str:
 
 
 async def in_thread(request: Request, task: Callable[[], _T]) -> _T:
-    """Run what reads files or waits for a server on a thread, so that other requests are answered meanwhile.
+    """Run a task on a thread, because it reads files or waits for a server. Other requests are answered meanwhile.
 
-    A read may hang, as in a folder whose server does not answer. It keeps its turn until it ends, so that the reads
-    of one session do not take all threads.
+    A task may hang, for example in a folder whose server does not answer. It keeps its turn until it ends, so that
+    the tasks of one session do not take all threads; see `Turns`.
 
     Raises:
         StorageError: a file cannot be read.

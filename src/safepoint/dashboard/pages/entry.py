@@ -23,10 +23,10 @@ async def start(request: Request) -> Response:
 
 
 async def enter(request: Request) -> Response:
-    """Exchange a link. The page opens the jobs by itself; ADR 28 says why this is not a redirect."""
+    """Exchange a link for a cookie. The page opens the jobs by itself; ADR 28 states why this is not a redirect."""
     context = context_of(request)
     visitor = None
-    if request.method == "GET":  # programs that look at a link first, such as those of mail servers, send HEAD
+    if request.method == "GET":  # HEAD must not use up the link: for example, mail servers check links with HEAD
         visitor = context.sessions.exchange(request.query_params.get("token", ""))
     if visitor is None:
         return refuse(_USED, request.scope["state"])
@@ -43,7 +43,7 @@ async def links(request: Request) -> Response:
     role = Role.OPERATOR if request.state.form.get("role") == Role.OPERATOR else Role.VIEWER
     token = context.sessions.new_link(role)
     base = context.settings.address_by(request.headers["host"])
-    # This one address may be shown with its token; others are shown without passwords and tokens.
+    # Only this text is shown with its token. All other texts are shown without passwords and tokens.
     link = Markup.escape(f"{base}{ENTER}?token={token}")
     return await respond(
         request, "link.html", {"path": ENTER, "token": token, "role": str(role)}, link=link, role=role

@@ -17,6 +17,7 @@ from safepoint.answers.job_documents import (
 from safepoint.dashboard.pages.context import context_of, in_thread, visitor_of
 from safepoint.dashboard.reading.job_view import MOST_RANKS, metric_columns, read_job
 from safepoint.dashboard.reading.places import PlaceReader
+from safepoint.dashboard.reading.room_view import without_room
 from safepoint.dashboard.rendering import Refusal, json_response, respond, sentence_of_error
 from safepoint.errors import NotFoundError
 from safepoint.foundation import clock
@@ -34,9 +35,9 @@ _TAIL_BYTES = 256 << 10
 _SEARCH_BYTES = 64 << 20
 """A search reads only this much at the end of the output of each process."""
 _SEARCH_S = 15.0
-"""A search ends after this time, also if it has not read everything."""
+"""A search ends after this time, even if it has not read everything."""
 _MOST_LETTERS = 256 << 10
-"""Of all lines of a page."""
+"""How many characters all lines of a page have together."""
 
 
 def place_and_name(request: Request) -> tuple[PlaceReader, str]:
@@ -46,9 +47,13 @@ def place_and_name(request: Request) -> tuple[PlaceReader, str]:
 
 async def job(request: Request) -> Response:
     """A job; as JSON, what `safepoint status --json` prints."""
-    reader, name = place_and_name(request)
+    context, (reader, name) = context_of(request), place_and_name(request)
     view = await in_thread(request, lambda: read_job(reader, name))
     one = view.listed
+    problems = await in_thread(
+        request, lambda: without_room(context.places, context.usage, sizes=context.settings.bucket_sizes)
+    )
+    problem = problems.get(one.key)
     document = status_document(one.job, view.progress, view.output, view.attempts, view.details)
     return await respond(
         request,
@@ -57,6 +62,7 @@ async def job(request: Request) -> Response:
         view=view,
         job=one.job,
         progress=view.progress,
+        attention=one.attention if problem is None else one.attention.with_problem(problem),
         reader=reader,
         tone=TONES[one.job.state],
         safe_step=safe_step(one.job, view.progress),
@@ -64,7 +70,7 @@ async def job(request: Request) -> Response:
         num_events=len(view.events),
         most_ranks=MOST_RANKS,
         most_curves=MOST_CURVES,
-        works=context_of(request).works.running(f"/jobs/{reader.key}/{name}"),
+        works=context.works.running(f"/jobs/{reader.key}/{name}"),
     )
 
 
@@ -127,7 +133,7 @@ def _number(request: Request, what: str) -> int | None:
     """The number of a rank or a node in the query; None if there is none.
 
     Raises:
-        Refusal: it is not a number; nothing was read.
+        Refusal: the text is not a number; nothing was read.
     """
     text = request.query_params.get(what, "")
     if text and not (text.isascii() and text.isdecimal() and len(text) < 8):
@@ -138,7 +144,7 @@ def _number(request: Request, what: str) -> int | None:
 def _tail(
     reader: PlaceReader, name: str, rank: int | None, node: int | None, query: str, most: int
 ) -> tuple[list[LogLine], bool]:
-    """The last lines that contain the query, in upper or lower case, and whether there may be more."""
+    """The last lines that contain the query, and whether there may be more lines. Upper and lower case are equal."""
     wanted = query.lower()
     until_s = clock.monotonic_s() + _SEARCH_S
     # Use a connection of its own: an output may be long, and the thread of the place must not wait for it.

@@ -1,8 +1,8 @@
-"""How much is stored below locations of object stores. A thread lists them, because a listing may take minutes.
+"""How much is stored below locations in object stores. A thread lists the locations, because a listing is slow.
 
-Promises: while no page asks, nothing is listed. A listing ends after a minute or 100,000 objects. If it took t
-seconds, the next one begins 100·t seconds later at the earliest, and not within half a minute. A location that cannot
-be listed delays no page.
+Promises: a location is listed only if a page asks for it. A listing ends after a minute or 100,000 objects. If it
+took t seconds, the location is listed again after 100·t seconds at the earliest, and never within half a minute. A
+location that cannot be listed delays no page.
 """
 
 import logging
@@ -22,7 +22,7 @@ _BUSY_SHARE = 100
 _LIST_WITHIN_S = 60.0
 _MOST_OBJECTS = 100_000
 _MOST_KEPT = 64
-"""Of how many locations the usage stays in memory: of those that were listed last."""
+"""How many locations stay in memory with their usage: the locations that were listed last."""
 _DAY_S, _HOUR_S = 86_400.0, 3600.0
 OpenStore = Callable[[], Store]
 """Opens the store of a location; called on the thread that lists it."""
@@ -34,10 +34,10 @@ class Usage:
 
     Args:
         stored_bytes: the size of all objects.
-        growth_bytes_s: by how many bytes the location has grown in a second, at most: what was written in the last
-            day, or since its first object of this day, and is still there. What was deleted is not known.
+        growth_bytes_s: the growth in bytes per second, at most: the size of the objects of the last day, divided by
+            the age of the oldest of these objects, but at least by an hour. Deleted objects are not known.
         is_part: whether there are more objects than were counted.
-        failure: why it cannot be listed; empty if it was.
+        failure: why the location could not be listed; empty if it was listed.
     """
 
     stored_bytes: int = 0
@@ -57,17 +57,17 @@ class BucketUsage:
         self._changed = changed
         self._lock = threading.Lock()
         self._found: dict[str, tuple[float, Usage]] = {}
-        """With the time from which on a location is listed again."""
+        """Location → the time from which it may be listed again, on the monotonic clock, and its usage."""
         self._pending: dict[str, OpenStore] = {}
-        """What the thread lists next. The first is being listed."""
+        """The locations that the thread lists next. The first location is being listed."""
         self._work: Work[None] | None = None
 
     def look(self, wanted: Mapping[str, OpenStore], *, wait_s: float = 0.0) -> dict[str, Usage]:
-        """What is known of these locations. Those that are not known, or no longer fresh, are listed on a thread.
+        """The known usage of locations. Locations without a recent usage are then listed on a thread.
 
         Args:
-            wanted: the locations.
-            wait_s: how long to wait if a location is not known yet.
+            wanted: location → a function that opens its store.
+            wait_s: if the usage of a location is not known yet, how long to wait for the listing, in seconds.
         """
         with self._lock:
             now_s, was_idle = clock.monotonic_s(), not self._pending
@@ -83,7 +83,7 @@ class BucketUsage:
             return {location: found for location, (_, found) in self._found.items() if location in wanted}
 
     def _list(self) -> None:
-        """List what is pending, until nothing is."""
+        """List the pending locations, one after the other."""
         while True:
             with self._lock:
                 location, open_store = next(iter(self._pending.items()))
@@ -134,6 +134,6 @@ def usage_in(objects: Iterable[StoredObject], *, now_s: float) -> Usage:
         if item.modified_s > now_s - _DAY_S:
             new_bytes += item.size_bytes
             first_s = min(first_s, item.modified_s)
-    # A job may have begun a moment ago: its first save is not its pace.
+    # If the job began a moment ago, its first save must not count as its growth in a few seconds.
     span_s = min(_DAY_S, max(_HOUR_S, now_s - first_s))
     return Usage(stored_bytes=stored_bytes, growth_bytes_s=new_bytes / span_s)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 _MOST_SIZE = 4096
-"""`_sizes` returns no larger number of ranks."""
+"""The largest number of ranks that `_sizes` returns."""
 _CLOCK_S = 1.0
 """The assumed largest difference between the clocks of two processes, in seconds."""
 
@@ -37,12 +37,12 @@ class CheckpointRow:
         item: the checkpoint.
         state: such as `complete` or `damaged`.
         is_in_use: whether a process reads the checkpoint.
-        world_size: with how many ranks it was saved; None if this is not known.
-        sizes: numbers of ranks on which a run can resume from it, smallest first. With these numbers, neither the
-            batch of a rank nor the number of samples in a step changes. Empty if this is not known.
-        check: the last check that read all its files; None if no such check is known. What it has found is among the
-            faults of `item`.
-        is_next: whether a resume begins here, as far as is known.
+        world_size: the number of ranks that saved it; None if this is not known.
+        sizes: the numbers of ranks that can resume from it with the same batch of each rank and the same number of
+            samples in a step, smallest first; empty if they are not known.
+        check: the last check that read all its files; None if no such check is known. The faults that this check
+            found are also among the faults of `item`.
+        is_next: whether a resume begins at this checkpoint, as far as is known.
         kept_by: why retention keeps it, as phrases; empty if no policy keeps it, or if the policies are not known.
         also_in: the path of a further copy on this machine; empty if there is none.
     """
@@ -65,7 +65,7 @@ class Check:
     Args:
         time: when it ended, RFC 3339 UTC.
         how: `at a resume` or `here`.
-        faults: what it has found.
+        faults: the faults that it found.
     """
 
     time: str
@@ -103,7 +103,7 @@ def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
 
 
 def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
-    """The checkpoints that a pod has listed, newest first. Those that a later release has written are left out."""
+    """The checkpoints that a pod has listed, newest first. Checkpoints of a later release are left out."""
     rows: list[CheckpointRow] = []
     for document in documents:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -113,7 +113,7 @@ def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
 
 
 def _item_in(document: Mapping[str, Any]) -> Item:
-    """The checkpoint that a document of `document_of` describes. The document has neither its run nor its metrics.
+    """The checkpoint that a document describes. The document does not state the run and the metrics.
 
     Raises:
         ValueError: a kind or a trigger is not known, as in a document of a later release.
@@ -163,10 +163,11 @@ def rows_of(
         inventory: the checkpoints.
         settings: the settings of the run that writes the checkpoints; None if they are not known.
         checks: the last check of each checkpoint, by its name.
-        local: for an object store: the folder of this machine in which the run also keeps its newest checkpoints.
+        local: for an object store: the folder of this machine in which the run also keeps its newest checkpoints;
+            empty if there is none.
     """
     found = [(item, _check_of(item, checks or {})) for item in inventory.items()]
-    # A list compares only names and sizes. What a check has found in the contents must stay visible.
+    # A list compares only names and sizes. The faults that a check found in the contents must stay visible.
     items = [item if check is None else replace(item, faults=check.faults) for item, check in found]
     in_use = {item.name for item in items if inventory.is_in_use(item)}
     is_store = inventory.folder is None
@@ -190,7 +191,7 @@ def rows_of(
 
 
 def _with_next(rows: Sequence[CheckpointRow]) -> list[CheckpointRow]:
-    """The rows, with the one at which a resume begins."""
+    """The rows. `is_next` is set for the checkpoint at which a resume begins."""
     newest = next((row for row in rows if row.item.counts and row.item.name != FINAL), None)
     return [replace(row, is_next=row is newest) for row in rows]
 
@@ -204,10 +205,10 @@ def _copy_of(item: Item, folder: Path) -> str:
 
 
 def _check_of(item: Item, checks: Mapping[str, Check]) -> Check | None:
-    """The last check of a checkpoint. A check of an earlier checkpoint of the same step does not count.
+    """The last check of a checkpoint; None if this checkpoint was written after the check.
 
-    `created_s` is what the manifest states. Another person may have replaced the checkpoint by an older one, so the
-    times of its files count, too.
+    The time in the manifest is not enough: another person may have replaced the checkpoint by an older checkpoint. So
+    the check must also be later than the times of the files.
     """
     check = checks.get(item.name)
     if check is None or not item.is_complete:
@@ -220,7 +221,7 @@ def _check_of(item: Item, checks: Mapping[str, Check]) -> Check | None:
 
 
 def checks_in(events: Iterable[JobEvent]) -> dict[str, Check]:
-    """The last resume from each checkpoint, by its name: a resume reads all files first."""
+    """Name of a checkpoint → the last resume from it. A resume is a check, because it reads all files first."""
     found: dict[str, Check] = {}
     for event in events:
         step = event.detail.get("step")
@@ -259,7 +260,7 @@ def reasons_to_keep(
 
 
 def _sizes(stated: Stated) -> tuple[int, ...]:
-    """The numbers of ranks among which the micro-batches of a step can be divided."""
+    """The numbers of ranks among which the micro-batches of a step can be divided equally."""
     num_batches = stated.world_size * stated.gradient_accumulation
     small = [number for number in range(1, min(num_batches, _MOST_SIZE) + 1) if num_batches % number == 0]
     return tuple(small)

@@ -14,7 +14,7 @@ from safepoint.planning.costs import HOUR_S, JobHistory
 from safepoint.progress.record import Progress
 
 MOST_JOBS = 200
-"""Of each place, so many of the newest jobs are counted."""
+"""How many jobs of each place are counted: the newest jobs."""
 _MOST_LOST_S = 1e12
 _INTERVAL_S = 3600.0
 """The policy that Safepoint is compared with: a save in each hour, and none on SIGTERM."""
@@ -31,12 +31,12 @@ class JobCost:
         held_s: how long it has held its slots.
         lost_s: the time of work that had to be done again; None if it is not known.
         down_s: the time from interruptions until it trained again, while it held its slots; None if it is not known.
-        saved_s: the time that it would have lost in addition with one save per hour and no save on SIGTERM; None if
-            it is not known.
+        saved_s: how much more time the same interruptions would have cost if the job saved once per hour, and not on
+            SIGTERM; None if it is not known.
         waited_s: how long it waited for its machines.
         num_interruptions: how often it was interrupted; None if it is not known.
         price: the price of one slot for an hour; 0 if it is not known.
-        document: what `safepoint plan cost --for` prints, with the price of all its slots for an hour.
+        document: the JSON document of `safepoint plan cost --for`, with the price of all slots of the job.
     """
 
     listed: ListedJob
@@ -53,11 +53,11 @@ class JobCost:
 
 
 def read_costs(places: Places, *, price_of: Callable[[str], float]) -> tuple[list[JobCost], int]:
-    """The costs of the newest jobs, those that held their slots longest first; and how many older jobs are left out.
+    """The costs of the newest jobs, and how many older jobs are left out. The longest time in slots is first.
 
     Args:
         places: where the jobs are.
-        price_of: returns the price of one slot for an hour, for a kind of slot; 0 if it is not known.
+        price_of: kind of slot → the price of one slot for an hour; 0 if it is not known.
     """
     found: list[JobCost] = []
     num_older = 0
@@ -100,14 +100,14 @@ def _cost(reader: PlaceReader, one: ListedJob, price_of: Callable[[str], float])
 
 
 def _as_posted(cost: JobCost, progress: Progress | None) -> JobCost:
-    """The cost of a job on a cluster, which does not keep when a job was interrupted.
+    """The cost of a job on a cluster. The cluster does not record when a job was interrupted.
 
-    The pods post the number of the attempt, which each start of the ranks increases, and how many steps they have
-    repeated.
+    The pods post the number of the attempt, and how many steps they have repeated. Each start of the ranks increases
+    the number of the attempt.
     """
     steps = None if progress is None else progress.repeated_steps
     lost_s = 0.0 if steps == 0 else None if progress is None or steps is None else progress.time_of(steps)
-    if lost_s is not None and lost_s >= _MOST_LOST_S:  # the pods post any numbers
+    if lost_s is not None and lost_s >= _MOST_LOST_S:  # a pod may post any number
         lost_s = None
     num_starts = 0 if progress is None else progress.attempt
     document = {
@@ -130,9 +130,9 @@ def _as_posted(cost: JobCost, progress: Progress | None) -> JobCost:
 
 
 def _read(reader: PlaceReader, one: ListedJob) -> tuple[list[AttemptRecord], JobHistory]:
-    """The attempts and interruptions of a job. While nothing about the job changes, they are read once.
+    """The attempts and interruptions of a job. They are read again only if the job has changed.
 
-    The events of a cluster do not say when a job was interrupted, so they are not requested; see `_as_posted`.
+    The events of a cluster do not state when a job was interrupted, so they are not requested; see `_as_posted`.
     """
     if isinstance(one.job, ClusterJob):
         return [*one.job.attempts], history_of(())

@@ -1,4 +1,4 @@
-"""Which jobs a list shows, in which order: search, filters, and what needs attention first."""
+"""Which jobs a list shows, and in which order: the search, the filters, and the sorting."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ _Word = TypeVar("_Word", bound=enum.StrEnum)
 
 
 class Group(enum.StrEnum):
-    """The states that a list shows."""
+    """The groups of jobs that a list can show."""
 
     ALL = "all"
     ACTIVE = "active"
@@ -50,8 +50,8 @@ class Choice:
 
     Args:
         query: words. A job is shown if each word is in its name, command, state or place.
-        group: the states.
-        place: the key of a place; empty for all.
+        group: the group of jobs.
+        place: the key of a place; empty for all places.
         order: how the jobs are sorted.
         page: the number of the page, from 1.
     """
@@ -83,8 +83,8 @@ class JobList:
         rows: the jobs, each with the reader of its place.
         num_found: how many jobs match, on all pages.
         num_pages: how many pages these jobs take; at least 1.
-        counts: for each group, how many jobs match the query and the place.
-        failures: for each place that cannot be read, its title and the reason.
+        counts: group → how many of its jobs match the query and the place.
+        failures: the title of each place that cannot be read, and the reason.
         is_empty: whether there is no job at all.
     """
 
@@ -151,7 +151,7 @@ def _with_problem(one: ListedJob, problem: str | None) -> ListedJob:
 
 
 def _has(one: ListedJob, words: Sequence[str]) -> bool:
-    if not words:  # to write a command as a line takes time
+    if not words:  # it takes time to make the text of the command
         return True
     text = f"{one.job.name} {one.job.command} {one.job.state} {one.place}".lower()
     return all(word in text for word in words)

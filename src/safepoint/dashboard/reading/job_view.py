@@ -36,7 +36,7 @@ class RankFacts:
     Args:
         rank: its number.
         host: its machine or pod.
-        pid: its process there.
+        pid: the number of its process there; None if it is not known.
         memory_bytes: its memory; None if it does not run, or if it is on another machine.
     """
 
@@ -52,21 +52,22 @@ class JobView:
 
     Args:
         listed: the job.
-        progress: its last report. On a cluster to which pods cannot report, it is read from the job's output.
+        progress: its last report; None if there is none. If the pods of a cluster cannot report, it is read from the
+            output of the job.
         details: what only `status` and this page show, such as the last lines of a failed job; see `details_of`.
         output: its output location; None if it is unknown.
         attempts: oldest first.
         events: oldest first.
         sentence: what it is doing, and why.
-        risk: a warning if a save may not fit into the grace period; None if it fits, or if that is not known.
+        risk: a warning if a save may not fit into the grace period; None if a save fits, or if this is not known.
         timeline: its attempts over time; None before the first attempt.
         curves: the curves of its metrics, the most important ones first.
         num_metrics: how many metrics it has, also those without a curve.
         ranks: the ranks that the newest attempt has reported.
         pods: for a job on a cluster, the pods that train.
         actions: the actions that it accepts now.
-        settings: the options of its run that differ from the defaults: name → the value, and where it was set; empty
-            if they are not known.
+        settings: the options of its run that differ from the defaults: name → the value, and where the option was set
+            (empty if this is not known).
         commands: commands for this job, each with what it does.
     """
 
@@ -132,7 +133,7 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
 def metric_columns(points: Sequence[MetricPoint]) -> dict[str, Any]:
     """The metrics of a job as columns of numbers; null where a metric was not reported.
 
-    The names are those on the page, because the script of the page compares them.
+    Each metric has the same name as on the page, because the script of the page compares the names.
     """
     attempts: dict[int, int] = {}
     for point in points:
@@ -152,7 +153,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _verified_s(events: Sequence[JobEvent], progress: Progress | None) -> float | None:
-    """How long the newest start took to verify its checkpoint, in seconds."""
+    """How long the newest resume took to verify its checkpoint, in seconds; None if this is not known."""
     if progress is None or progress.resumed_step is None:
         return None
     for event in reversed(events):
@@ -178,7 +179,7 @@ def _with_memory(job: Job, rank: RankFacts) -> RankFacts:
 
 
 def _rank(record: Any) -> RankFacts | None:
-    """The rank in an event; None if the value is not valid, because any program may have written the event."""
+    """The rank in an event; None if the value is not valid. Any program may have written the event."""
     if not isinstance(record, Mapping):
         return None
     facts = cast("Mapping[str, Any]", record)

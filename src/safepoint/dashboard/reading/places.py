@@ -1,7 +1,7 @@
-"""The jobs of all places, read on one thread for each place, and read again only when something has changed.
+"""The jobs of all places. Each place is read on a thread of its own. This machine is read again only after a change.
 
 Promises: the values are frozen. A place that cannot be reached has a message instead of jobs, and does not delay
-other places. While no page is open, nothing is read.
+other places. Nothing is read unless a page or `Live` asks for it.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from safepoint.progress.metric_history import MetricPoint, MetricReader, current
 from safepoint.progress.record import Progress
 
 OpenJobs = Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]
-"""Opens the jobs of a place. The argument is the user whom the events of changes name."""
+"""Opens the jobs of a place. The argument is the name of the user in the events of later changes."""
 _READER = "dashboard"
 _FRESH_S = 0.2
-"""How old a list of this machine may be when a page shows it."""
+"""How old a list of this machine may be when a page shows it, in seconds."""
 _FRESH_ON_CLUSTER_S = 3.0
 _OLDEST_ON_CLUSTER_S = 15.0
 """If the list of a cluster is not older than this, a page does not wait for a newer one."""
 _BUSY_SHARE, _MOST_PAUSE_S = 4, 2.0
-"""After a list took t seconds to read, it is read again after this many times t, at most after this pause."""
+"""After a read of t seconds, the next read begins after a pause of (`_BUSY_SHARE` - 1)·t, at most `_MOST_PAUSE_S`."""
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
 _EVENTS_BYTES = 8 << 20
-"""So much of a stream of events is read: more than 20,000 events."""
+"""How many bytes at the end of a job's events are read: more than 20,000 events."""
 _MOST_KEPT = 16
 """For how many jobs events and metrics stay in memory."""
 _CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
@@ -56,7 +56,7 @@ class ListedJob:
     Args:
         place: the key of its place.
         job: the job.
-        progress: its last report.
+        progress: its last report; None if there is none.
         attention: why it needs attention.
         mark: changes when the job or its reports change.
     """
@@ -75,11 +75,11 @@ class ListedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceJobs:
-    """What was read of a place.
+    """The result of reading a place.
 
     Args:
-        jobs: by name, oldest first.
-        failure: why the place could not be read; empty if it was.
+        jobs: name → job, oldest first.
+        failure: why the place could not be read; empty if it was read.
         read_s: when it was read, on the monotonic clock.
     """
 
@@ -106,7 +106,7 @@ class PlaceReader:
         self._jobs: JobPlace[Any] | None = None
         self._now = PlaceJobs()
         self._live: list[ListedJob] = []
-        """The jobs that have processes, which may report."""
+        """The jobs that have processes. The processes may report."""
         self._number: int | None = None
         self._again_s = 0.0
         self._is_expired = False
@@ -128,7 +128,7 @@ class PlaceReader:
         """The jobs, read again if they may have changed.
 
         Args:
-            waits: whether to wait for a newer list of a cluster. Otherwise, the list may be up to 15 seconds old.
+            waits: whether to wait for a newer list of a cluster. If not, the list may be up to 15 seconds old.
         """
         age_s = clock.monotonic_s() - self._now.read_s
         if self._is_expired or age_s > (self._fresh_s if waits or self.is_local else _OLDEST_ON_CLUSTER_S):
@@ -166,7 +166,7 @@ class PlaceReader:
         return job
 
     def call(self, ask: Callable[[JobPlace[Any]], _T]) -> _T:
-        """Call a function with the jobs of the place. It must not take longer than a read.
+        """Call a function with the jobs of the place. The function must not take longer than a read of the jobs.
 
         Raises:
             SafepointError: the place cannot be read, or does not answer in time.
@@ -183,7 +183,7 @@ class PlaceReader:
         return before[1]
 
     def points(self, listed: ListedJob, *, last_bytes: int | None = None) -> list[MetricPoint]:
-        """The metrics of a job over its steps. For a job on a cluster, only those that this process has seen."""
+        """The metrics of a job over its steps. On a cluster, these are the metrics of the reports seen here."""
         name = listed.job.name
         if not self.is_local:  # a page need not wait until the thread has read the cluster
             return current_points([*self._observed.get(name, ())])
@@ -195,7 +195,7 @@ class PlaceReader:
         return current_points(self.call(ask))
 
     def events(self, listed: ListedJob) -> tuple[JobEvent, ...]:
-        """The newest events of a job, oldest first. While nothing about the job changes, they are read once."""
+        """The newest events of a job, oldest first. On this machine, they are read again only after a change."""
         name = listed.job.name
 
         def ask(jobs: JobPlace[Any]) -> list[JobEvent]:
@@ -346,7 +346,7 @@ class Places:
     """All places of a dashboard.
 
     Args:
-        openers: for each place, as `--on` names it, a function that opens its jobs.
+        openers: the name of each place in `--on` → a function that opens the jobs of this place.
     """
 
     def __init__(self, openers: Mapping[str, OpenJobs]) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,17 +15,18 @@ from safepoint.foundation.volumes.room import Room, room_of
 from safepoint.jobs.local.outputs import open_output
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.records import JobRecord
-from safepoint.progress.record import SpaceRecord
+from safepoint.progress.record import OUTPUT_FOLDER, SpaceRecord
 from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
 
 _LOOK_S = 0.5
 """Folders that are not read within this time, because a server does not answer, are shown without sizes."""
-_MOST_FOLDERS = 100
+MOST_FOLDERS = 100
+"""How many output locations the page of storage shows."""
 _MOST_NAMES = 20
-"""Of so many jobs a location has the names."""
+"""How many of its jobs a location names."""
 _MOST_BUCKETS = 20
-"""Of so many locations in object stores the objects are listed."""
+"""In how many locations of object stores the objects are listed."""
 _Key = tuple[str, str]
 """The place of the jobs, empty for this machine, and the location."""
 
@@ -40,21 +40,21 @@ class PlaceRoom:
         jobs: the place and the name of the newest jobs that write there, newest first.
         num_jobs: how many jobs write there.
         free_bytes: how much may still be written; None if it is not known, as for an object store without a size.
-        used_share: how full the disk is, from 0 to 1; for an object store, the share of its size; None if it is not
-            known.
+        used_share: the used share of the disk, of the claim, or of the configured size of an object store, from 0 to
+            1; None if it is not known.
         save_bytes: the size of the newest checkpoint; None if it is not known.
         saves_left: how many more saves fit; None if the number is unlimited or not known.
         remaining_s: seconds until a save does not fit; None if every save fits, or if the time is not known. For an
-            object store with a size: until it is full, at the earliest.
-        growth_bytes_s: by how many bytes the location grows in a second; None if it does not grow, or if this is not
-            known. For an object store, at most: see `Usage`.
+            object store with a size: seconds until it is full, at the earliest.
+        growth_bytes_s: the growth of the location in bytes per second; None if it does not grow, or if the growth is
+            not known. For an object store, this is an upper limit, see `Usage`.
         is_low: whether a launcher has warned, or the next checkpoint does not fit into an object store.
         is_here: whether this machine can read the location. If not, only the cluster of the jobs can.
         is_bucket: whether it is in an object store.
-        stored_bytes: what is stored in an object store; None if it is not known.
-        is_part: whether even more is stored.
+        stored_bytes: how much is stored in an object store; None if it is not known.
+        is_part: whether more than `stored_bytes` is stored.
         size_bytes: how much may be stored in an object store; None if this is not configured.
-        missing: why it is not known what is stored in an object store; empty if it is known.
+        missing: why `stored_bytes` of an object store is not known; empty if it is known.
     """
 
     location: str
@@ -96,19 +96,24 @@ class PlaceRoom:
 
 def read_rooms(
     places: Places, usage: BucketUsage, *, sizes: Mapping[str, int], wait_s: float = 0.0
-) -> list[PlaceRoom]:
-    """The output locations of all jobs, the fullest first; without jobs whose location is not known.
+) -> tuple[list[PlaceRoom], int]:
+    """The output locations of the newest jobs. Jobs whose location is not known are left out.
 
     Args:
         places: where the jobs are.
         usage: lists locations in object stores.
-        sizes: locations in object stores, each with how many bytes may be stored below it. They are listed, too.
-        wait_s: how long to wait for the listing of an object store.
+        sizes: location in an object store → how many bytes may be stored below it. These locations are listed, too.
+        wait_s: how long to wait for the listing of an object store, in seconds.
+
+    Returns:
+        The locations, and how many locations of older jobs are left out. Locations that are nearly full are first,
+        then the locations with the least free space.
     """
     found = _by_location(places, lambda one: True)
-    shown = dict(list(found.items())[-_MOST_FOLDERS:])
+    shown = dict(list(found.items())[-MOST_FOLDERS:])
+    num_older = len(found) - len(shown)
     for location in sizes:
-        shown.pop(("", location), None)  # so that it is among the newest, of which the objects are listed
+        shown.pop(("", location), None)  # so that it is among the newest locations, which are listed
         shown[("", location)] = _below(found, location)
     openers = {key: open_store for key, jobs in shown.items() if (open_store := _opener(places, key, jobs))}
     openers = dict(list(openers.items())[-_MOST_BUCKETS:])
@@ -116,13 +121,13 @@ def read_rooms(
     measured = _measured([location for place, location in shown if not place and ("", location) not in openers])
     rooms: list[PlaceRoom] = []
     for (place, location), jobs in shown.items():
-        room = _room(location, jobs, *measured.get(location, (None, None)), is_here=not place)
+        room = _room(location, jobs, measured.get(location), is_here=not place)
         if _is_remote(location):
             size_bytes = None if place else sizes.get(location)
             is_listed = (place, location) in openers
             room = _of_bucket(room, stored.get(_name((place, location))), size_bytes, is_listed=is_listed)
         rooms.append(room)
-    return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0))
+    return sorted(rooms, key=lambda room: (not room.is_low, room.free_bytes is None, room.free_bytes or 0)), num_older
 
 
 def without_room(places: Places, usage: BucketUsage, *, sizes: Mapping[str, int]) -> dict[str, str]:
@@ -130,7 +135,7 @@ def without_room(places: Places, usage: BucketUsage, *, sizes: Mapping[str, int]
 
     Args:
         places: where the jobs are.
-        usage: lists what is stored, later, if it is not known.
+        usage: lists what is stored. If this is not known yet, the jobs are left out now.
         sizes: see `read_rooms`.
 
     Returns:
@@ -190,7 +195,7 @@ def _is_remote(location: str) -> bool:
 
 
 def _opener(places: Places, key: _Key, jobs: list[ListedJob]) -> OpenStore | None:
-    """Opens the store as a job itself would reach it; None if the location is not in an object store.
+    """A function that opens the store of a location as its job does; None if the location is not in an object store.
 
     A location that only the configuration names is opened with the keys of this process.
     """
@@ -207,7 +212,7 @@ def _opener(places: Places, key: _Key, jobs: list[ListedJob]) -> OpenStore | Non
 
 
 def _of_bucket(room: PlaceRoom, usage: Usage | None, size_bytes: int | None, *, is_listed: bool) -> PlaceRoom:
-    """The room with what a listing has found."""
+    """The room, with the result of a listing."""
     if usage is None or usage.failure:
         why = "it is being counted" if is_listed else f"only the newest {_MOST_BUCKETS} locations are counted"
         missing = why if usage is None else usage.failure
@@ -236,7 +241,7 @@ def _of_bucket(room: PlaceRoom, usage: Usage | None, size_bytes: int | None, *, 
 def known_locations(places: Places) -> set[str]:
     """The output locations of the jobs of this machine.
 
-    On a cluster, other people may choose the location of a job, such as a folder of this machine.
+    Jobs on clusters do not count, because other people may choose their location, such as a folder of this machine.
     """
     found: set[str] = set()
     for reader in places.readers.values():
@@ -253,53 +258,57 @@ def _outputs(jobs: JobPlace[Any], listed: list[ListedJob]) -> list[str | None]:
     return [jobs.output_of(one.job) for one in listed]
 
 
-def _room(
-    location: str, jobs: list[ListedJob], room: Room | None, share: float | None, *, is_here: bool
-) -> PlaceRoom:
-    record = _record(jobs)
+def _room(location: str, jobs: list[ListedJob], room: Room | None, *, is_here: bool) -> PlaceRoom:
+    record, low = _forecasts(jobs)
     newest = next((one.progress for one in reversed(jobs) if one.progress is not None), None)
-    free_bytes = room.free_bytes if room else record.free_bytes if record is not None and record.path else None
-    remaining_s = None if record is None else record.remaining_s
-    growth = free_bytes / remaining_s if remaining_s and free_bytes is not None else math.inf
+    found = room or record
+    free_bytes = None if found is None else found.free_bytes
+    size_bytes = None if found is None else found.size_bytes
+    forecast = low or record
+    remaining_s = None if forecast is None else forecast.remaining_s
+    output_s = None if record is None else record.remaining_s
+    growth = free_bytes / output_s if output_s and free_bytes is not None else math.inf
     return PlaceRoom(
         location=location,
         jobs=tuple((one.place, one.job.name) for one in jobs[: -_MOST_NAMES - 1 : -1]),
         num_jobs=len(jobs),
         free_bytes=free_bytes,
-        used_share=share,
+        used_share=1 - min(free_bytes, size_bytes) / size_bytes if size_bytes and free_bytes is not None else None,
         save_bytes=None if newest is None else newest.saves.last_bytes,
-        saves_left=None if record is None else record.saves_left,
+        saves_left=None if forecast is None else forecast.saves_left,
         remaining_s=remaining_s,
         growth_bytes_s=growth if math.isfinite(growth) else None,
-        is_low=record is not None and record.is_low,
+        is_low=low is not None,
         is_here=is_here,
     )
 
 
-def _record(jobs: list[ListedJob]) -> SpaceRecord | None:
-    """The forecast of a running job's launcher for the output folder.
+def _forecasts(jobs: list[ListedJob]) -> tuple[SpaceRecord | None, SpaceRecord | None]:
+    """The records of a running job's launcher about its output folder, and about a folder that is nearly full.
 
-    Pods of a cluster post only one forecast, for the folder that will be full first, and without its path.
+    Pods of a cluster post a folder that is nearly full without its place and its path.
     """
     for one in reversed(jobs):
         if one.progress is not None and one.job.state.holds_slots:
-            for record in one.progress.space:
-                if record.place == "output folder" or not record.path:
-                    return record
-    return None
+            of_output = [record for record in one.progress.space if record.place == OUTPUT_FOLDER]
+            low = [
+                record for record in one.progress.space if record.is_low and (record in of_output or not record.path)
+            ]
+            if of_output or low:
+                return next(iter(of_output), None), next(iter(low), None)
+    return None, None
 
 
-def _measured(locations: list[str]) -> dict[str, tuple[Room | None, float | None]]:
-    """The free space of folders, and how full their disks are. Folders that were not read in time are left out."""
-    found: dict[str, tuple[Room | None, float | None]] = {}
+def _measured(locations: list[str]) -> dict[str, Room]:
+    """The size and free space of folders. Folders that were not read in time are left out."""
+    found: dict[str, Room] = {}
 
     def measure() -> None:
         for location in locations:
             with contextlib.suppress(ValueError, OSError):
                 place = parse_location(location)
-                if place.is_folder:
-                    usage = shutil.disk_usage(place.folder)
-                    found[location] = room_of(place.folder), usage.used / usage.total if usage.total else None
+                if place.is_folder and (room := room_of(place.folder)) is not None:
+                    found[location] = room
 
     do_within(measure, _LOOK_S)
     return dict(found)

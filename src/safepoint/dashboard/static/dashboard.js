@@ -1,12 +1,12 @@
-// What a page does in the browser beyond reading: live updates, curves, keys, times in the viewer's zone.
-// Without this script every page can still be read, and every form sent.
+// Adds to a page: live updates, curves, keys, and times in the viewer's time zone.
+// If this script does not run, every page can still be read, and every form can be sent.
 "use strict";
 (() => {
   const body = document.body;
   document.documentElement.classList.add("has-script");
   const wait = { page: 1000, curves: 2000, logs: 2000, saved: 3000, lost: 3000, again: 10000 };
 
-  // ---- times: ages that grow, and exact times in the viewer's own zone ----
+  // ---- times: ages, which grow, and exact times in the viewer's time zone ----
   const ahead = Date.parse(body.dataset.now) - Date.now();  // the clock of this computer may be wrong
   const now = () => Date.now() + (ahead || 0);
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
@@ -29,7 +29,7 @@
   showTimes(document);
   setInterval(() => showTimes(document), 5000);
 
-  // ---- at most one call in each interval, and one after the last request ----
+  // ---- at most one call in each interval, and always a call after the last request ----
   function atMost(interval, act) {
     let timer = null, last = 0;
     return () => {
@@ -54,7 +54,7 @@
     dot.title = text;
     dot.setAttribute("aria-label", text);
   }
-  function isBusy() {  // a person types or selects inside of what would be replaced
+  function isBusy() {  // whether a person types, selects text or has opened a form in the part that would be replaced
     const region = document.getElementById("live"), active = document.activeElement;
     const types = active && region && region.contains(active) && /^(INPUT|SELECT|TEXTAREA)$/.test(active.tagName);
     const selection = document.getSelection();
@@ -62,7 +62,7 @@
     return types || selects || (region && region.querySelector("form details[open], td details[open]"));
   }
   const focusable = "a[href], button, summary, [tabindex]";
-  function place(region) {  // what a replacement would lose: the focus, and what is open
+  function place(region) {  // what a replacement would lose: the focus, and which details are open
     const all = [...region.querySelectorAll(focusable)], at = all.indexOf(document.activeElement);
     const open = [...region.querySelectorAll("details")].map((one) => one.open);
     return { at, href: at < 0 ? "" : all[at].getAttribute("href"), text: at < 0 ? "" : all[at].textContent, open };
@@ -84,7 +84,7 @@
     try {
       await window.htmx.ajax("GET", location.href, { target: "#live", select: "#live", swap: "outerHTML" });
       if (was) restore(document.getElementById("live"), was);
-    } catch { /* the server is away; the next event repeats the request */ } finally {
+    } catch { /* the server does not answer; the next event repeats the request */ } finally {
       body.removeEventListener("htmx:beforeSwap", remember);
     }
   }
@@ -110,7 +110,7 @@
     const say = (message) => { isOn = message.isOn; hear(message); others.postMessage(message); };
     function open() {
       source = new EventSource("/live");
-      // What happened since the pages were made, or while the connection was closed, is read again.
+      // The pages are read again, because something may have changed before the connection was open.
       source.addEventListener("hello", () => say({ isOn: true, keys: "all" }));
       source.addEventListener("changed", (event) => say({ isOn: true, keys: JSON.parse(event.data) }));
       source.addEventListener("error", () => {
@@ -141,7 +141,7 @@
     showLines();
   });
 
-  // ---- output: its end, unless a person has scrolled up to read ----
+  // ---- output: show the last lines, unless a person has scrolled up ----
   let readFrom = null;
   document.addEventListener("scroll", ({ target }) => {
     if (target.id !== "lines") return;
@@ -156,7 +156,7 @@
   // ---- curves ----
   const plots = new Map(), asked = new Set();
   function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
-  function resolved(name) {  // light-dark() in a custom property is resolved only where it is used
+  function resolved(name) {  // a custom property with light-dark() is resolved only in an element that uses it
     const probe = document.createElement("span");
     probe.style.color = `var(${name})`;
     body.append(probe);
@@ -190,7 +190,7 @@
     const shown = new Set([...section.querySelectorAll("figure[data-metric]")].map((one) => one.dataset.metric));
     const fresh = Object.keys(data.metrics).filter((name) => !shown.has(name) && !asked.has(name)
       && data.metrics[name].filter((value) => value !== null).length > 1);
-    if (fresh.length && window.htmx) {  // the server draws the new curves, then this script again; once for each name
+    if (fresh.length && window.htmx) {  // the server draws the new curves first, then this script; the server is asked once for each name
       for (const name of fresh) asked.add(name);
       window.htmx.trigger(body, "measured");
       return;

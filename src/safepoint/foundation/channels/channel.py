@@ -65,7 +65,8 @@ class Channel:
             The bytes, and the descriptors that came with them, which the caller closes.
 
         Raises:
-            ChannelError: there is no further frame, or none in time. No descriptor is left open.
+            ChannelError: the other side sends no further frame, or does not send it in time. No descriptor is left
+                open.
         """
         end_s = None if limit_s is None else clock.monotonic_s() + limit_s
         descriptors: list[int] = []

@@ -1,8 +1,8 @@
 """Frozen dataclasses as JSON objects, read strictly.
 
 A field may be a number, a string, a bool, a `StrEnum`, a dataclass, a tuple, or a mapping from strings. A field may
-also be optional: one of these types, or None. Integers are from 0 to 2^63 - 1. Reading anything that `encode` would
-not write raises `ProtocolError`.
+also be optional: one of these types, or None. Integers are from 0 to 2^63 - 1. A value that `encode` would not write
+is refused with `ProtocolError`.
 """
 
 import dataclasses

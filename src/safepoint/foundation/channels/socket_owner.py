@@ -40,8 +40,8 @@ def owner_of(local: Address, remote: Address) -> int | None:
     try:
         return _ask(local, remote)
     except OSError as error:
-        # If the kernel supports the request, ENOENT means that this socket is closed, and the table is not read. If
-        # it were read, another program that connects and closes at once could make this process read the table each
+        # If the kernel supports the request, ENOENT means that this socket is closed. The table is not read in this
+        # case: another program could connect and close again and again, and make this process read the table each
         # time.
         is_gone = error.errno == errno.ENOENT and _answers()
         return None if is_gone else _find(local, remote)
@@ -99,7 +99,7 @@ def _as_listed(host: str, port: int, prefix: str) -> str:
 
 
 def _packed(host: str) -> bytes:
-    """The bytes of an address: 4, also for an IPv4 address that an IPv6 socket reports, or 16."""
+    """The bytes of an address: 4 for IPv4, even if an IPv6 socket reports the address, and 16 for IPv6."""
     if "." in host:
         return socket.inet_aton(host.removeprefix("::ffff:"))
     return socket.inet_pton(socket.AF_INET6, host)

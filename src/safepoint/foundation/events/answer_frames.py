@@ -1,8 +1,8 @@
 """The answer of a program in a pod, as lines of the pod's log: its stdout, its stderr, and how it ended.
 
-A log has one stream, into which any library may write. So the program writes numbered frames, and the last one says
-how it ended. A reader whose connection broke reads the log from its beginning, and skips the frames that it has
-read before.
+A log has one stream, into which any library may write. So the program writes numbered frames, and the last frame says
+how the program ended. If the connection breaks, the reader reads the log again from its beginning, and skips the
+frames that it has read before.
 """
 
 import base64
@@ -34,7 +34,7 @@ class Ending:
 
     Args:
         code: its exit code.
-        message: why it failed; empty if it did not.
+        message: why the program failed; empty if it did not fail.
         hint: what the reader can do; None without a hint.
     """
 

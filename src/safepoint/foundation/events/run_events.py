@@ -31,7 +31,7 @@ class RankStarted:
 
 
 class AttemptStarted(Event):
-    """The ranks have found each other and begin to train. `hash_seed` is the PYTHONHASHSEED of rank 0, or empty."""
+    """The ranks are connected and begin to train. `hash_seed` is the PYTHONHASHSEED of rank 0, or empty."""
 
     attempt: int
     run_id: str
@@ -84,15 +84,16 @@ class ResumedFromForeign(Event, is_warning=True):
 
     def _sentence(self) -> str:
         return (
-            f"Safepoint did not write {self.path} ({printable(self.writer)} did): its files were checked, but it has "
-            "no digests with which to compare them. The Trainer loads it as it would without Safepoint. These are "
-            "not exact: the order of samples in the running epoch, the loss since the last log line, what a trainer "
-            "counts between two log lines, and the training time. The next save is a checkpoint of Safepoint"
+            f"Safepoint did not write {self.path} ({printable(self.writer)} did). The files were checked, but this "
+            "checkpoint has no digests to compare them with. The Trainer loads the checkpoint as it does without "
+            "Safepoint. Some values are not restored exactly: the order of samples in the running epoch, the loss "
+            "since the last log line, the counters of a trainer between two log lines, and the training time. The "
+            "next save is a checkpoint of Safepoint"
         )
 
 
 class NewerForeign(Event, is_warning=True):
-    """A checkpoint that Safepoint did not write is newer than the one that the run resumes from."""
+    """A checkpoint that Safepoint did not write is newer than the checkpoint from which the run resumes."""
 
     step: int
     path: str
@@ -159,7 +160,7 @@ class SignalReceived(Event, is_quiet=True, cause="signal"):
 
 
 class DeadlineChoice(Event, is_quiet=True):
-    """After a stop request: what is done with the running step, and why.
+    """What the ranks do with the running step after a stop request, and why.
 
     `choice` is `finish_step`, `give_up_step` or `commit_snapshot`. `needed_s` is the time that the running step and
     its save are expected to take, `available_s` the time that is left, and `commit_s` the time that the commit of the
@@ -231,9 +232,10 @@ class StepGivenUp(Event):
 
 
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
-    """The state of a step is in memory, or is being copied there. With `is_wanted`, it is to become a checkpoint.
+    """The state of a step is in memory, or is being copied there.
 
-    Other snapshots are reported at most every ten seconds. `count` is how many snapshots this report stands for.
+    If `is_wanted`, the snapshot is to become a checkpoint. Other snapshots are reported at most every ten seconds.
+    `count` is the number of snapshots since the previous report, this snapshot included.
     """
 
     step: int
@@ -268,7 +270,7 @@ class Saved(Event, cause="trigger"):
 
 
 class SaveSuperseded(Event, is_warning=True, cause="trigger"):
-    """A snapshot was waiting to be written, and a newer one replaced it."""
+    """A snapshot was waiting to be written, and a newer snapshot replaced it."""
 
     step: int
     trigger: str
@@ -409,7 +411,7 @@ class UploadFailed(Event, is_warning=True, cause="reason"):
 
 
 class UploadSuperseded(Event):
-    """A checkpoint is not uploaded, because a newer one replaced it."""
+    """A checkpoint is not uploaded, because a newer checkpoint replaced it."""
 
     step: int
 
@@ -446,10 +448,10 @@ class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
 
 
 class UploadUnfinished(Event, is_warning=True):
-    """The run has ended before everything that it had to upload was in the object store.
+    """The run has ended, and some of the files that it had to upload are not in the object store.
 
-    With `newest_only`, the run had to upload the newest checkpoint only; otherwise, all checkpoints, the final model
-    and the other files of the output folder.
+    If `newest_only`, the run had to upload only the newest checkpoint. If not, it had to upload all checkpoints, the
+    final model and the other files of the output folder.
     """
 
     location: str
@@ -479,7 +481,9 @@ class FinalMissing(Event, is_warning=True):
     def _sentence(self) -> str:
         again = "run the same command again"
         if self.checkpoint is not None:
-            again = f"create it with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
+            again = (
+                f"create the model with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
+            )
         return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved; {again}"
 
 

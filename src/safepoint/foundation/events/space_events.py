@@ -9,8 +9,9 @@ class SpaceLow(Event, is_warning=True):
 
     `place` says which folder it is: the output folder, the local folder or the temporary folder. `limit` is what
     limits the free space: `disk`, `inodes`, `eviction` (the node's threshold) or `size_limit` (of a volume).
-    `saves_left` is the number of saves that still fit, and `remaining_s` the time until one does not; None if that is
-    not known. `num_deletable` checkpoints can be deleted when a save does not fit.
+    `saves_left` is the number of saves that still fit. `remaining_s` is the time until a save does not fit any more.
+    Each of the two is None if it is not known. `num_deletable` is the number of checkpoints that can be deleted if a
+    save does not fit.
     """
 
     place: str
@@ -65,7 +66,7 @@ class SpaceLow(Event, is_warning=True):
 
 
 class SpaceRegained(Event):
-    """A folder has room for saves again, a minute after the last sign of `SpaceLow`."""
+    """A folder has room for saves again. The event is reported after the room was sufficient for a minute."""
 
     place: str
     path: str
@@ -90,7 +91,7 @@ class SpaceUnknown(Event, is_warning=True, cause="reason"):
 
 
 class Thinned(Event, is_warning=True, cause="reason"):
-    """A checkpoint was deleted that retention would have kept, because the next save did not fit."""
+    """A checkpoint was deleted because the next save did not fit. Retention would have kept this checkpoint."""
 
     step: int
     path: str

@@ -11,7 +11,7 @@ from safepoint.foundation.units import plural
 
 
 class ResumedFromOtherRun(Event, is_warning=True):
-    """The run resumes from a checkpoint of another run than the one that used the output location last."""
+    """The run resumes from a checkpoint, but another run than the checkpoint's used the output location last."""
 
     step: int
     path: str
@@ -77,7 +77,7 @@ class PhaseEnd:
     Args:
         phase: the name of the phase.
         at_s: seconds since the start began.
-        rank: the rank that was last, or None for a phase of the launcher.
+        rank: the last rank that finished the phase; None for a phase of the launcher.
     """
 
     phase: str

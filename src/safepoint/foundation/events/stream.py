@@ -44,7 +44,7 @@ class Event(ABC):
 
     @property
     def name(self) -> str:
-        """`AttemptStarted` → `attempt_started`."""
+        """The event's name in JSON: `AttemptStarted` → `attempt_started`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
@@ -54,7 +54,7 @@ class Event(ABC):
 
     @property
     def cause(self) -> str:
-        """Why the event happened; empty for an event without a field for that."""
+        """Why the event happened; empty if the event has no field for the cause."""
         return str(getattr(self, self._cause_field)) if self._cause_field else ""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class EventLog:
 
 
 def read_events(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """The records in a stream of events, oldest first, each with a string `event`; other lines are left out.
+    """The records in a stream of events, oldest first. A line that is not a record with a string `event` is left out.
 
     Args:
         path: the stream.

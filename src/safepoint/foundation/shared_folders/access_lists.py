@@ -1,7 +1,8 @@
 """Access control lists of files (POSIX ACLs), which give rights to further users and groups.
 
-The mode of a file with a list shows in place of the group's rights the mask: the most that the list may give to any
-user but the owner. So a change of the mode can give rights to users whom only the list names.
+If a file has a list, the group's rights in the mode of the file are the mask of the list: the most rights that the
+list can give to the users and groups that it names, and to the file's group. So a change of the mode can give rights
+to users whom only the list names.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""A folder that is held open: files are created and read in it, whatever another user does to its name meanwhile.
+"""A folder that is held open. Files are created and read in it, even if another user renames or replaces it.
 
 `HeldFolder.inside` is a path to the open folder, for any function that takes a path. This path leads to the folder
-itself, and not to what has its name now. So neither a link nor another folder that gets this name receives a file.
+that was opened, even if something else has its name now. So a link or another folder that gets this name receives no
+file.
 """
 
 import contextlib
@@ -83,7 +84,7 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
 
 def _check_proc(folder: HeldFolder) -> None:
     if not os.path.isdir(folder.inside):
-        what = "/proc, through which Safepoint reaches open folders, is not mounted"
+        what = "/proc is not mounted, and Safepoint needs it to reach an open folder"
         raise OSError(errno.ENOENT, what, os.fspath(folder.path))
 
 

@@ -4,7 +4,7 @@ A lock is shared or exclusive. Everyone who may read a file can take a shared lo
 container. It cannot be found out who holds such a lock: the pid of the process that took the lock may belong to
 another process by now. An exclusive lock says more, because only a process that may write to the file can take it. So
 a reader takes an exclusive lock if it can. A reader that may not write, such as a pod in which the volume is
-read-only, takes a shared one. Each reader locks one byte of its own, far after the end of the file; so readers do
+read-only, takes a shared lock. Each reader locks one byte of its own, far after the end of the file; so readers do
 not exclude each other.
 
 For a shared lock of an unknown process, `lease_on` returns `Lease.UNKNOWN`. Its caller keeps only a few checkpoints
@@ -96,7 +96,7 @@ def _has_lock(file: IO[bytes]) -> bool:
         OSError: the file system does not support locks.
     """
     start = _FIRST_BYTE + (int.from_bytes(os.urandom(8)) >> (64 - _NUM_BITS))
-    # A stranger's shared lock on all bytes prevents an exclusive lock. Then a shared one is tried.
+    # If another user holds a shared lock on all bytes, no exclusive lock is possible. A shared lock is tried then.
     for kind in (fcntl.F_RDLCK,) if _is_read_only(file) else (fcntl.F_WRLCK, fcntl.F_RDLCK):
         try:
             call_lock(file, fcntl.F_OFD_SETLK, kind, start=start, length=1)

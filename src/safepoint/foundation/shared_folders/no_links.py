@@ -1,9 +1,10 @@
 """System calls on paths whose folders another user may replace by links at any time.
 
 `.safepoint` in an output folder, and all folders below it, are Safepoint's own, and never links. If a group may write
-to the output folder, its members may replace these folders by links. So for a path through `.safepoint`, each folder
-from there on is opened by itself, without following a link, and the call is made in the folder that was opened. Paths
-elsewhere may lead through links, for example where a user has linked the output folder to a larger disk.
+to the output folder, its members may replace these folders by links. So for a path through `.safepoint`, the folders
+from `.safepoint` on are opened one after the other, and links are not followed. The call is made in the last folder
+that was opened. Paths elsewhere may lead through links, for example where a user has linked the output folder to a
+larger disk.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 CONTROL = ".safepoint"
 """The folder with Safepoint's own files in an output folder."""
 RECORDS = ("safepoint-manifest.json", "safepoint-part.json")
-"""The names of the file that makes a folder a checkpoint, or a node's part of one."""
+"""The names of the file that makes a folder a checkpoint, or a node's part of a checkpoint."""
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IS_LINK = {errno.ENOTDIR, errno.ELOOP}
 
@@ -31,7 +32,7 @@ class Located(NamedTuple):
 
 @contextlib.contextmanager
 def located(path: Path, *, below: Path | None = None) -> Generator[Located]:
-    """Open the folder of `path`, as the module's description says. Errors name the whole path.
+    """Open the folder that contains `path`, as the module's description says. Errors name the whole path.
 
     Args:
         path: the path. Its last part may be a link: the system call decides whether to follow this link.
@@ -88,13 +89,13 @@ def _named(path: Path) -> Generator[None]:
 
 
 def open_file(path: Path, flags: int, mode: int = 0o666, *, below: Path | None = None) -> int:
-    """`os.open` without following a link at `path` either."""
+    """`os.open`. A link at `path` is not followed either."""
     with located(path, below=below) as (name, folder):
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
 
 
 def create_file(path: Path, mode: int = 0o666, *, below: Path | None = None) -> int:
-    """Create a file, and open it to write; FileExistsError if there is something at `path`, also a link."""
+    """Create a file, and open it to write; FileExistsError if there is something at `path`, even a link."""
     return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, below=below)
 
 
@@ -120,8 +121,8 @@ def make_folders(path: Path, mode: int = 0o777) -> None:
     """Create a folder, and the missing folders above it. The folder may exist already.
 
     Raises:
-        OSError: a folder cannot be created, or something else has its name, such as a link to a folder in
-            `.safepoint`.
+        OSError: a folder cannot be created, or something else has its name. In `.safepoint`, a link to a folder is
+            refused, too.
     """
     names = _own_names(path / "x", None)
     if not names:

@@ -32,21 +32,24 @@ class PlantedError(UntrustedFileError, PermissionError):
 def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users: Collection[int] = ()) -> bool:
     """Whether `path`, or a folder above it, belongs to another user and lies in a folder that everyone may write to.
 
-    The rule is that of the kernel's `protected_symlinks`. It concerns folders with the sticky bit that everyone may
-    write to, such as /tmp. In such a folder, a file, folder or link is accepted only if it belongs to this user, to
-    root, or to the owner of that folder. All names are checked that the kernel looks up on the way to `path`.
+    The kernel has the same rule for links (`protected_symlinks`). The rule concerns folders with the sticky bit that
+    everyone may write to, such as /tmp. In such a folder, a file, folder or link is accepted only if it belongs to
+    this user, to root, or to the owner of that folder. The check includes all names that the kernel looks up on the
+    way to `path`.
 
     Args:
-        path: the file or folder. Without `opened` it may be missing, and a missing one is not planted.
-        opened: a descriptor of the file or folder. If another file is at `path` by now, the opened one counts as
-            planted: another user may have moved it away, and then the checks of `path` do not apply to it.
+        path: the file or folder. If `opened` is None, it may be missing. A missing file is not planted.
+        opened: a descriptor of the file or folder. If `path` names another file by now, the opened file counts as
+            planted: another user may have moved it away, and the checks of `path` do not apply to a file that was
+            moved.
         users: other users to whom it may belong.
     """
     found = _looked_up(path)
     if opened is None:
         return any(is_of_stranger(one, users) for one in found)
     try:
-        # First the owners, then the comparison: once the owners are accepted, no other user can move the file away.
+        # The owners are checked before the files are compared: if the owners are accepted, no other user can move the
+        # file away.
         return any(_belongs_to_stranger(one, users) for one in found) or not os.path.samestat(
             os.stat(path), os.fstat(opened)
         )
@@ -69,7 +72,7 @@ def is_planted_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def _looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The names that the kernel looks up on the way to `path`, in this order, also where links lead.
+    """The names that the kernel looks up on the way to `path`, in this order. Links are followed.
 
     The caller checks each name before the next one, because a file system of another user may never answer.
     """
@@ -87,13 +90,13 @@ def _looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) -> bool:
-    """The rule of `is_planted` for `path` alone, without the folders above it."""
+    """Whether the rule of `is_planted` refuses `path` itself. The folders above it are not checked."""
     try:
         return _belongs_to_stranger(path, users)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        # Its owner may hide it, and show it later: the owner of a FUSE file system can do that.
+        # The owner of a FUSE file system can hide `path` now, and show it later.
         with contextlib.suppress(OSError):
             return _is_shared(os.stat(Path(path).parent))
         return False
@@ -108,7 +111,7 @@ def _belongs_to_stranger(path: str | os.PathLike[str], users: Collection[int]) -
 
 
 def lies_in_shared_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether other users can make what is missing at `path`: the lowest folder above it that exists is like /tmp."""
+    """Whether other users can create a missing `path`: the lowest existing folder above it is like /tmp."""
     lowest = next((one for one in Path(os.path.realpath(path)).parents if os.path.lexists(one)), Path("/"))
     return _is_shared(os.stat(lowest))
 
@@ -121,8 +124,8 @@ def _is_shared(folder: os.stat_result) -> bool:
 def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file that may contain keys, or names of programs to run. Links are followed.
 
-    The user has chosen the path, so the file may belong to another user. The other rules are those of `why_foreign`:
-    the file is refused if everyone can write to it, or if a stranger may have chosen its group, given it its name, or
+    The user has chosen the path, so the file may belong to another user. All other rules of `why_foreign` apply: the
+    file is refused if everyone can write to it, or if a stranger may have chosen its group, given it its name, or
     planted it.
 
     Raises:
@@ -179,11 +182,11 @@ def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str 
 
     A file counts as this user's if
 
-    - it and the link at `path`, if there is one, belong to this user or to root;
+    - the file belongs to this user or to root, and so does the link at `path`, if `path` is a link;
     - not everyone may write to it. A group may, if this user or root chose the group: a folder of a stranger passes
       its group, or the rights in its access control list, on to the files that this user makes there;
-    - it has one name, or no stranger may give names to files in its folder. A stranger's second name for it (a hard
-      link) would be in a folder of the stranger, where its relative paths lead to the stranger's files;
+    - it has one name, or no stranger may give names to files in its folder. If a stranger gave it a second name (a
+      hard link) in a folder of the stranger, the relative paths in the file would lead to the stranger's files;
     - `is_planted` is false.
 
     Args:
@@ -191,7 +194,7 @@ def why_foreign(path: str | os.PathLike[str], opened: int | None = None) -> str 
         opened: a descriptor of the file; None if it cannot be opened.
 
     Raises:
-        OSError: without `opened`, there is no file.
+        OSError: `opened` is None, and there is no file.
     """
     found = os.lstat(path) if opened is None else os.fstat(opened)
     try:
@@ -217,11 +220,11 @@ def _why_exposed(
 
     Args:
         path: the file.
-        link: the status of the file, or that of the link at `path`.
+        link: the status of the link at `path`; if `path` is not a link, the status of the file.
         now: the status of the file. Both come from `path`, not from a descriptor, so that the names are counted
             while the file has the name `path`.
-        is_named: whether the user has chosen the path. Then the mode of a file whose mode cannot be changed, as in a
-            volume of Kubernetes, does not count.
+        is_named: whether the user has chosen the path. If so, a mode that lets everyone write is accepted where modes
+            cannot be changed, as in a volume of Kubernetes.
     """
     named, real = Path(os.path.abspath(path)).parent, Path(os.path.realpath(path)).parent
     if not stat.S_ISLNK(now.st_mode) and now.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -1,7 +1,7 @@
-"""Locks of the kernel on bytes of a file (`fcntl`). If the kernel supports it, a lock belongs to the open file, and
-otherwise to the process.
+"""Locks of the kernel on bytes of a file (`fcntl`). A lock belongs to the open file. If the kernel does not support
+this, the lock belongs to the process.
 
-For an exclusive lock a process has to open the file for writing, for a shared one only for reading.
+A process can get an exclusive lock only if it has opened the file for writing. For a shared lock, reading is enough.
 """
 
 import errno
@@ -33,7 +33,7 @@ def call_lock(file: IO[bytes] | int, command: int, kind: int, *, start: int = 0,
         length: the number of bytes; 0 for all that follow.
 
     Raises:
-        OSError: with a number in `IS_HELD` or `CANNOT_LOCK`, or another one.
+        OSError: the call failed. `IS_HELD` and `CANNOT_LOCK` have the error numbers of the usual causes.
     """
     query = struct.pack(_FLOCK, kind, os.SEEK_SET, start, length, 0)
     return struct.unpack(_FLOCK, fcntl.fcntl(file, command, query))[0]

@@ -1,4 +1,4 @@
-"""A secret key in a file of its own: 32 random bytes that only their user can read."""
+"""A secret key in a file of its own: 32 random bytes that only the owner of the file can read."""
 
 import contextlib
 import os
@@ -21,17 +21,17 @@ def load_or_make_key(path: Path, *, what: str, hint: str) -> bytes:
         hint: what the reader of a message can do.
 
     Raises:
-        StorageError: the file cannot be read or written, has another content, or other users can read it.
+        StorageError: the file cannot be read or written, does not contain such a key, or other users can read it.
     """
     if not path.exists():
-        # Not `replace_file`, which would replace the key of a process that was first.
+        # `replace_file` is not used: it would replace the key of another process that was first.
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             descriptor = no_links.create_file(new, 0o600)
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(secrets.token_bytes(KEY_BYTES))
-                with contextlib.suppress(FileExistsError):  # another process was first: then its key is used
+                with contextlib.suppress(FileExistsError):  # another process was first; its key is used
                     os.link(new, path)
             finally:
                 new.unlink()
@@ -44,7 +44,7 @@ def load_key(path: Path, *, what: str, hint: str) -> bytes:
     """The key in a file; see `load_or_make_key`.
 
     Raises:
-        StorageError: the file cannot be read, has another content, or other users can read it.
+        StorageError: the file cannot be read, does not contain such a key, or other users can read it.
     """
     try:
         with open_trusted(path) as file:

@@ -1,1 +1,1 @@
-"""Temporary folders: where they are made (`places`), and how those of killed programs are removed (`abandoned`)."""
+"""Temporary folders: where they are made (`places`), and how folders of killed programs are removed (`abandoned`)."""

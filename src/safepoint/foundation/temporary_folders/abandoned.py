@@ -1,8 +1,8 @@
 """Temporary folders of programs that were killed: the next program removes them.
 
-A program locks a file in its folder. If another process gets the lock, the program has ended. An exception is a
-program in a process image, which gets its lock again in the middle of its restore. Until then, `kept` protects the
-folder.
+A program locks a file in its folder. If another process gets the lock, the program has ended. A program that is
+restored from a process image is an exception: it gets its lock again in the middle of the restore. Until then, `kept`
+protects the folder.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ def remove_if_abandoned(folder: Path) -> None:
     Raises:
         OSError: the folder is in use, or cannot be removed.
     """
-    if folder.name.endswith(_REMOVED):  # the process that has removed it was killed
+    if folder.name.endswith(_REMOVED):  # the process that was removing it was killed
         shutil.rmtree(folder, ignore_errors=True)
     elif (folder / LOCK_NAME).exists():
-        # The content stays: CRIU restores a file only if it is as long as before.
+        # The content of the file is not changed: CRIU restores an open file only if its length is as before.
         lock = FolderLock.acquire(folder / LOCK_NAME, owner=None)
         if lock is not None:
             try:
@@ -48,7 +48,7 @@ def remove_if_abandoned(folder: Path) -> None:
 
 @contextlib.contextmanager
 def kept(folder: Path) -> Generator[None]:
-    """No process removes the folder while the block runs.
+    """Keep other processes from removing the folder while the `with` block runs.
 
     Raises:
         FileNotFoundError: the folder does not exist any more.
@@ -66,13 +66,13 @@ def kept(folder: Path) -> Generator[None]:
 
 
 def _wait_for_removal(folder: Path) -> None:
-    """Wait until no process removes the folder that has found it abandoned before it was kept.
+    """Wait for a process that found the folder abandoned before `kept` protected it, and may be removing it.
 
     Raises:
         FileNotFoundError: the folder was removed.
     """
     deadline_s = clock.monotonic_s() + _WITHIN_S
-    # If the lock is held for longer, the program runs, and its restore will fail.
+    # If the lock is held for longer, the program is still running, and its restore will fail.
     while is_locked(folder / LOCK_NAME) and clock.monotonic_s() < deadline_s:
         clock.sleep(_LOOK_S)
     os.stat(folder)

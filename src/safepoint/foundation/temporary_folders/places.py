@@ -1,7 +1,7 @@
-"""Where this process and its children put temporary folders and a home folder whose content they trust.
+"""Chooses where this process and its children have temporary folders and a home folder whose content they trust.
 
-Another user who can rename such a folder can put another one in its place, and so decide which files this process
-reads and writes. If the folder lies in one with the sticky bit, such as /tmp, only its owner can rename it.
+Another user who can rename such a folder can put another folder in its place, and so decide which files this process
+reads and writes. If it is in a folder with the sticky bit, such as /tmp, other users cannot rename it.
 """
 
 import contextlib
@@ -59,12 +59,14 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
 def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
     """Let this process use the temporary folder that TMPDIR names, or `private`, and no other.
 
-    If the folder is full, Python would use /var/tmp or the current folder. Another user can fill it, and may have put
-    there what libraries read from fixed names in the temporary folder.
+    Without this call, Python uses /var/tmp or the current folder if the temporary folder is full. Another user can
+    fill the temporary folder. In the other folders, this user may have put files with fixed names that libraries
+    read.
 
     Args:
-        private: the folder to use if the one that TMPDIR names cannot be written now; created if it is missing.
-        moving: variables with paths of folders. Those in the folder that cannot be written move to `private`.
+        private: the folder to use if the folder in TMPDIR cannot be written now. It is created if it is missing.
+        moving: environment variables with paths of folders. A path in the folder that cannot be written is replaced
+            by a path in `private`.
     """
     named = os.environ.get(TEMPORARY)
     if not named or tempfile.gettempdir() == os.path.abspath(named):
@@ -114,7 +116,7 @@ def provide_home(private: Path) -> None:
 def possible_parents() -> set[Path]:
     """The folders in which launchers with this environment may have created their temporary folders.
 
-    Without TMPDIR, a launcher chooses by the free memory at its start.
+    If TMPDIR is not set, a launcher chooses its folder by the memory that is free when it starts.
     """
     usual = Path(temporary_folder())
     return {usual} if TEMPORARY in os.environ and not may_be_replaced(usual) else {usual, _IN_MEMORY}
@@ -155,7 +157,7 @@ def _has_room() -> bool:
 def _warn_of_others(folder: Path) -> None:
     if is_seeing_all():  # do not warn in a container, whose processes trust each other
         _log.warning(
-            "other users can replace the temporary folders of this run, because they may write to %s, to a folder "
-            "above it, and to /dev/shm; set TMPDIR to a folder to which only you may write",
+            "other users can replace the temporary folders of this run, because they may write to /dev/shm, and to "
+            "%s or a folder above it; set TMPDIR to a folder to which only you may write",
             printable(str(folder)),
         )

@@ -15,7 +15,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _FUSE, _FUSE_USER = "fuse", re.compile(r"(?:^|,)user_id=(\d+)(?:,|$)")
 _NUM_FIELDS = 6
-"""The fields of a line before the optional ones."""
+"""The fields of a line before the optional fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,10 @@ class Mount:
 
 
 def read_mounts(table: Path | None = None) -> list[Mount]:
-    """All mounts; a later one at the same point hides an earlier one.
+    """All mounts. A mount hides earlier mounts at the same point.
 
     Args:
-        table: the kernel's list; that of this process when None.
+        table: the file with the kernel's list; None for the list of this process.
 
     Raises:
         OSError: the list cannot be read.
@@ -77,7 +77,7 @@ def file_system_of(folder: Path) -> str:
 
 
 def mounted_by_others() -> set[Path]:
-    """Where other users than this one and root have mounted FUSE file systems; empty if it is unknown."""
+    """The mount points of FUSE file systems of other users, but not of root; empty if they are unknown."""
     try:
         mounts = [mount for mount in read_mounts() if mount.kind.startswith(_FUSE)]
     except OSError:
@@ -87,7 +87,7 @@ def mounted_by_others() -> set[Path]:
 
 
 def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
-    """Whether another user than root has mounted a FUSE file system at `path`.
+    """Whether another user, but not root, has mounted a FUSE file system at `path`.
 
     Call this before other functions for the path: the file system may state this user as the owner of its files, and
     may never answer. This function does not read it.

@@ -1,7 +1,7 @@
 """Checks whether files fit on a disk before they are written.
 
-On another disk a file may be a hole. On this disk, many small files take much more than their sizes: each file ends
-in a block of its own, and each folder takes a block.
+The space that the files occupy on another disk says little, because files there may have holes. On this disk, many
+small files take much more than their sizes: each file ends in a block of its own, and each folder takes a block.
 """
 
 import itertools
@@ -15,7 +15,8 @@ from safepoint.foundation.units import format_bytes, plural
 _BLOCK_BYTES = 4096
 _SPARE_BYTES = 64 << 20
 _FEW_INODES = 1000
-"""So many inodes must stay free. Fewer files are not counted: some file systems state a number that is not true."""
+"""This number of inodes must stay free. If there are fewer files than this, inodes are not checked, because some file
+systems report a wrong number."""
 _UNKNOWN_BYTES = 1 << 62
 
 
@@ -55,7 +56,7 @@ def shortage(folder: Path, files: Iterable[tuple[str, int]]) -> str:
 
 
 def _num_folders(paths: Iterable[str]) -> int:
-    """How many folders files are in. There may be far more folders than memory for their names."""
+    """The number of folders that contain the files. The names of all these folders may not fit in memory."""
     count, before = 0, list[str]()
     # In this order, the files of a folder follow each other.
     for path in sorted(path.replace("/", "\0") for path in paths):

@@ -15,8 +15,8 @@ class Occupied:
     """What the entries of a folder occupy.
 
     Args:
-        num_bytes: allocated on the disk. That is less than the size of a file with holes, and more than the size of a
-            small file.
+        num_bytes: the bytes that are allocated on the disk. A file with holes has fewer than its size, a small file
+            more.
         num_inodes: files, folders and links.
     """
 
@@ -28,7 +28,7 @@ def occupied(folder: Path) -> Occupied:
     """What `folder` and everything below it occupy; links are not followed.
 
     A file with several names (hard links) does not count: the space that it occupies is not freed when one name is
-    deleted. What cannot be read, or disappears meanwhile, does not count either.
+    deleted. An entry that cannot be read, or disappears meanwhile, does not count either.
     """
     num_bytes = num_inodes = 0
     for status in _statuses(os.fspath(folder)):

@@ -47,16 +47,19 @@ class Room:
         free_bytes: how many bytes this user may still write.
         free_inodes: how many files and folders this user may still create; None if the file system sets no limit.
         limit: what limits `free_bytes`.
+        size_bytes: what `free_bytes` would be if nothing were stored under this limit; None if it is not known.
     """
 
     free_bytes: int
     free_inodes: int | None = None
     limit: Limit = Limit.DISK
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FileSystem:
     total_bytes: int
+    size_bytes: int  # without the bytes that only root may use
     free_bytes: int
     total_inodes: int
     free_inodes: int
@@ -70,10 +73,10 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
 
     Args:
         folder: an existing folder.
-        environ: the environment of a pod; the process's own when None.
+        environ: the environment of a pod; None for the environment of this process.
 
     Returns:
-        None if the file system states no size. Some, such as ramfs, state 0. Others state values that cannot be true.
+        The free space. None if the file system states no size that can be true: ramfs, for example, states 0.
 
     Raises:
         OSError: the folder cannot be read.
@@ -83,7 +86,7 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
     if disk is None:
         return None
     inodes = disk.free_inodes if disk.total_inodes else None
-    room = Room(free_bytes=disk.free_bytes, free_inodes=inodes)
+    room = Room(free_bytes=disk.free_bytes, free_inodes=inodes, size_bytes=disk.size_bytes)
     mount = mount_of(folder) if environ.get(_IN_POD) else None
     share = None if mount is None else _evicted_at(mount, disk)
     if share is not None:
@@ -92,12 +95,13 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
             free_bytes=max(0, disk.free_bytes - round(share * disk.total_bytes)),
             free_inodes=inodes and max(0, inodes - round(_INODES_SHARE * disk.total_inodes)),
             limit=Limit.EVICTION,
+            size_bytes=max(0, disk.size_bytes - round(share * disk.total_bytes)),
         )
     size_bytes = None if mount is None else _size_limit(mount, environ)
     if size_bytes is not None and mount is not None:
         left_bytes = max(0, size_bytes - occupied(mount.point).num_bytes)
         if left_bytes < room.free_bytes:
-            room = replace(room, free_bytes=left_bytes, limit=Limit.SIZE_LIMIT)
+            room = replace(room, free_bytes=left_bytes, limit=Limit.SIZE_LIMIT, size_bytes=size_bytes)
     return room
 
 
@@ -108,6 +112,7 @@ def _file_system(folder: Path) -> _FileSystem | None:
     are_inodes_known = 0 <= status.f_favail <= status.f_files
     return _FileSystem(
         total_bytes=status.f_blocks * status.f_frsize,
+        size_bytes=(max(0, status.f_blocks - status.f_bfree) + status.f_bavail) * status.f_frsize,
         free_bytes=status.f_bavail * status.f_frsize,
         total_inodes=status.f_files if are_inodes_known else 0,
         free_inodes=status.f_favail if are_inodes_known else 0,

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
 _WITHOUT_CONTENT = {"configmaps": {"accept": _NAME_ONLY}, "secrets": {"accept": _NAME_ONLY}}
-"""For kinds whose content is large or secret: headers with which the reply to a change has only the metadata."""
+"""For kinds whose content is large or secret: headers that limit the reply to a change to the metadata."""
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
@@ -124,7 +124,7 @@ class ClusterApi:
         failed request.
 
         Args:
-            wanted: kinds and names.
+            wanted: the kind and the name of each of these objects.
         """
         self._asked = {key: Work(partial(self._find, *key)) for key in wanted}
         try:
@@ -215,8 +215,8 @@ class ClusterApi:
     def delete(self, kind: str, name: str, *, uid: str | None = None) -> None:
         """Delete an object, if it exists. The cluster then deletes the objects that this object owns.
 
-        The object is deleted first, and then what it owns (`Background`). In the other order, Trainer would make the
-        JobSet of a TrainJob again, because the TrainJob would still exist.
+        The object is deleted first, and then the objects that it owns (`Background`). In the other order, Trainer
+        would make the JobSet of a TrainJob again, because the TrainJob would still exist.
 
         Args:
             kind: the plural of its kind.
@@ -282,7 +282,7 @@ class ClusterApi:
 
     def versions_of(self, kind: str) -> list[str]:
         """The versions in which the cluster has the API group of a kind; empty if it does not have the group, or if
-        you may not read it. Safepoint uses only `version_of`."""
+        you may not read it. Safepoint itself uses only the version that `version_of` returns."""
         try:
             found = self.read(f"/apis/{self.group_of(kind)}")
         except (NotFoundError, AccessDeniedError):
@@ -380,13 +380,13 @@ class ClusterApi:
             follow: wait for more lines until the container has ended.
             previous: return the lines from before the container's last restart.
             tail: return only this number of lines, from the end.
-            since: a time (RFC 3339): lines from before the second of this time are left out. Each line then begins
-                with the time at which it was written, and a space. An empty text adds the times to all lines. None
-                returns the lines without times.
+            since: a time (RFC 3339). Lines from before the second of this time are left out, and each line begins
+                with its time and a space. An empty text returns all lines with their times; None returns all lines
+                without times.
 
         Raises:
             NotFoundError: there is no such pod.
-            UsageError: the container has not started yet, or with `previous`, has not restarted.
+            UsageError: the container has not started yet, or has never restarted (with `previous`).
         """
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
         query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}

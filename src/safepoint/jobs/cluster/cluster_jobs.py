@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
 This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. The next
-`submit` deletes objects that were made for a job that does not exist. The next command continues an unfinished change
-of the job's number of nodes, see `suspension.scaling`.
+`submit` deletes the objects of a job that does not exist, if these objects are older than ten minutes. The next
+command that reads a job continues an unfinished change of its number of nodes, see `suspension.scaling`.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        is_read_only: whether the methods that read jobs change nothing. Otherwise, these methods continue changes of
-            the number of nodes that were interrupted.
+        is_read_only: if True, the methods that read jobs change nothing. If False, these methods also continue a
+            `scale` that was interrupted.
     """
 
     def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
@@ -151,7 +151,7 @@ class ClusterJobs:
     # ---- look -----------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[ClusterJob]:
-        """All jobs of the namespace, oldest first, from three lists: one request for each 500 objects of a list.
+        """All jobs of the namespace, oldest first. Each request reads at most 500 objects.
 
         Raises:
             NotFoundError: the cluster has no Kubeflow Trainer.
@@ -160,7 +160,7 @@ class ClusterJobs:
         if not listed:
             check_trainer(self._api)
         self._successions.report_changed(listed)
-        # A step may have created or deleted TrainJobs.
+        # `try_step` may have created or deleted TrainJobs.
         if not self._is_read_only and [self._scaling.try_step(plan) for plan in plans_among(listed)]:
             listed = self._api.objects("trainjobs")
         pods = self._api.objects("pods", labels=JOBSET_LABEL)
@@ -168,8 +168,8 @@ class ClusterJobs:
         return self._described(self._observer.all_explained(found))
 
     def _described(self, observed: Iterable[Observed]) -> list[ClusterJob]:
-        """The jobs that these objects describe, oldest first. A job whose objects have not changed is the same object
-        as at the last call."""
+        """The jobs that these objects describe, oldest first. If the objects of a job have not changed since the last
+        call, the same ClusterJob is returned."""
         before, self._last_described = self._last_described, {}
         for seen in observed:
             name = name_of(seen.trainjob)
@@ -222,7 +222,7 @@ class ClusterJobs:
         return open_store_of(self._api, self.observe(name).trainjob)
 
     def checkpoints_in_pod(self, name: str) -> list[dict[str, Any]]:
-        """What `safepoint checkpoints list --json` prints of a job's output location, in a pod; see `list_in_pod`.
+        """The checkpoints of a job, as `safepoint checkpoints list --json` prints them in a pod; see `list_in_pod`.
 
         Raises:
             NotFoundError: there is no such job, or its output location is unknown.
@@ -236,16 +236,16 @@ class ClusterJobs:
         return list_in_pod(self._api, storage, location_of(storage.output, name))
 
     def attempts(self, name: str) -> list[AttemptRecord]:
-        """The job's attempts, oldest first: those of replaced TrainJobs and, while the job runs, the current one."""
+        """The attempts of a job, oldest first; see `ClusterJob.attempts`."""
         return list(self.job(name).attempts)
 
     def details_of(self, job: ClusterJob) -> dict[str, Any]:
-        """What takes further requests: see `details_of`, and `memory`, see `MemoryUse`."""
+        """The details that need further requests (see `details.details_of`), and `memory` (see `MemoryUse`)."""
         memory = self._memory.of(job).to_document()
         return {**details_of(self._api, job, self._observer.pods), "memory": memory}
 
     def progress_in_log(self, job: ClusterJob) -> Progress | None:
-        """The progress that the output of the job's first pod states; None without a pod; see `progress_in`."""
+        """The progress according to the output of the job's first pod, see `progress_in`; None if it is unknown."""
         return progress_in_log(self._api, job)
 
     def remark_on(self, job: ClusterJob) -> str:
@@ -253,7 +253,7 @@ class ClusterJobs:
         return ""
 
     def observe(self, name: str) -> Observed:
-        """The objects of a job: TrainJob, pods and Workload, and, if the job does not run yet, events.
+        """The objects of a job: its TrainJob, pods and Workload. If the job does not run yet: also events.
 
         Raises:
             NotFoundError: there is no such job.
@@ -263,7 +263,7 @@ class ClusterJobs:
     def watch(self, name: str | None, *, interval_s: float) -> Iterator[list[ClusterJob]]:
         """Yield the active jobs, or one job, after each change; see `JobPlace.watch`.
 
-        Without a change, the jobs are yielded again after `interval_s` plus 10 s.
+        If nothing changes, the jobs are yielded again after `interval_s` plus 10 s.
         """
         before: set[str] = set()
         found = self.jobs() if name is None else [self.job(name)]
@@ -286,7 +286,7 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """What the plan of a job said, then the events that the cluster still has, oldest first, also of old pods."""
+        """The sentences of a job's plan, then the events that the cluster still has, oldest first."""
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         found = events_of_job(seen, self._api.objects("events"), since=job.created)
@@ -319,9 +319,9 @@ class ClusterJobs:
         Args:
             name: the job.
             rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
-            node: print only the output of this node.
+            node: print only the output of this node; None prints the output of all nodes.
             follow: continue with new lines, until the job has stopped.
-            last_bytes: without `follow`: print only the last lines of each pod, about as many as have this size.
+            last_bytes: without `follow`: print only about this many bytes at the end of each container's output.
 
         Raises:
             NotFoundError: there is no such job, pod or rank.
@@ -335,7 +335,7 @@ class ClusterJobs:
             in_pod = num_ranks_per_node(seen.trainjob, seen.pods, recorded=recorded)
             if in_pod != 1:
                 _log.warning(
-                    "the output of rank %d is mixed with that of all ranks in the pod of node %d", rank, node
+                    "the output of rank %d is mixed with the output of all ranks in the pod of node %d", rank, node
                 )
 
         def look() -> tuple[JobState, list[Object]]:
@@ -348,12 +348,12 @@ class ClusterJobs:
     # ---- change ---------------------------------------------------------------------------------------------------
 
     def suspend(self, name: str, *, timeout_s: float | None = None) -> ClusterJob:
-        """Stop a job with a checkpoint, and wait until its pods are gone; see `stop_job`.
+        """Save a checkpoint of a job, stop the job, and wait until its pods are gone; see `stop_job`.
 
         Raises:
             ConflictError: the job has ended or is being deleted.
             AccessDeniedError: you may not stop the job, see `check_may_stop`.
-            WaitTimeoutError: the pods are not gone yet. The job still stops.
+            WaitTimeoutError: the pods are not gone yet. The cluster continues to stop the job.
         """
         self._scaling.carry_on(name, timeout_s=timeout_s)
         return stop_job(self._api, lambda: self.observe(name), place=self.place, timeout_s=timeout_s)

@@ -33,7 +33,7 @@ _EXEC_KNOWN = "client.authentication.k8s.io/v1beta1"
 _DEFAULT_NAMESPACE = "default"
 _MOST_BYTES = 2 << 20
 """The size limit of a kubeconfig. A parsed file needs about a thousand times its size in memory."""
-CORRECT = "fix the kubeconfig, or set KUBECONFIG to another one"
+CORRECT = "fix the kubeconfig, or set KUBECONFIG to another file"
 """What to do when a kubeconfig cannot be used."""
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
@@ -56,8 +56,9 @@ class Connection:
         name: the cluster's name in messages: the context, `in-cluster`, or the address.
         config: address, certificates and identity. It is excluded from `repr`.
         namespace: the namespace of the jobs.
-        token_now: reads the token of `config` again from its origin, where it may have been renewed. It may raise
-            ConfigError or SafepointError. It is not called if a file or a program gives the token.
+        token_now: a function that reads the token of `config` again from its origin, because the token may have been
+            renewed there. The function may raise ConfigError or SafepointError. It is not called if a file or a
+            program gives the token.
     """
 
     name: str
@@ -78,9 +79,10 @@ def connect_to(
     Args:
         context: the exact name of a context. None selects the service account if this process runs in a pod and
             `file` is None; otherwise the current context.
-        namespace: the namespace; None for that of the context or of the service account.
-        file: the kubeconfig; None for the files that KUBECONFIG names, or for ~/.kube/config if it is not set.
-        environ: the environment variables to read; None for those of this process.
+        namespace: the namespace; None for the namespace of the context or of the service account.
+        file: the kubeconfig; None for the files that KUBECONFIG names. If KUBECONFIG is not set, None stands for
+            ~/.kube/config.
+        environ: the environment variables to read; None for the variables of this process.
 
     Raises:
         NotFoundError: there is no kubeconfig, or no such context in it.
@@ -113,7 +115,7 @@ def _token_in(files: list[Path], context: str, before: SingleConfig | None) -> s
     """The token that a context of the kubeconfig has now: a person may have logged in again.
 
     Raises:
-        ConfigError: the context names another server than `before`, which must not receive this token.
+        ConfigError: the context now names another server than `before`, so the token is for that other server.
         SafepointError: the kubeconfig cannot be used any more.
     """
     now = _read(files).get(context)
@@ -217,7 +219,8 @@ def _read(files: list[Path]) -> KubeConfig:
         try:
             document: Any = _Loader(text).get_single_data()
         except (yaml.YAMLError, RecursionError) as error:
-            # Neither the parser's message nor its error is shown: both quote the file, which may contain a token.
+            # The parser's message and its error are not shown, because they quote the file, which may contain a
+            # token.
             mark: Any = getattr(error, "problem_mark", None)
             where = "position unknown" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
             raise UsageError(

@@ -28,7 +28,7 @@ _NEEDED = (
         "`suspend` requests no save before it stops the pods: they save at SIGTERM, in the grace period",
     ),
     ("persistentvolumeclaims", "", ("get", "list"), ""),
-    ("events", "", ("list",), "if a job does not start, its state comes without a reason"),
+    ("events", "", ("list",), "if a job does not start, its state is shown without a reason"),
     ("secrets", "", _MADE, "the pods of a job recognize each other by a secret in the output location instead"),
     (
         "jobs",
@@ -67,7 +67,7 @@ _OF_PLACES = (
         f"localqueues.{_VISIBILITY}",
         "pendingworkloads",
         ("get",),
-        "`status` does not show the position of a job among those that wait in its queue",
+        "`status` does not show the position of a job among the jobs that wait in its queue",
     ),
 )
 """The right that is needed if the cluster has Kueue's visibility server."""
@@ -164,7 +164,8 @@ def _version(api: ClusterApi, deployment: str, namespaces: Sequence[str]) -> str
 
 
 def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str]]) -> Iterator[Finding]:
-    """A finding for each kind for which a right is missing; if all rights are there, one finding that says so."""
+    """Yield a finding for each kind for which a right is missing. If no right is missing, yield one finding that says
+    so."""
     allowed = api.rights()
     has_all = True
     for kind, subresource, verbs, without in needed:
@@ -205,7 +206,7 @@ def _runtimes(api: ClusterApi) -> Finding:
         return Finding(
             check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list runtimes"
         )
-    # A job with --grace has a copy of its runtime. It is for this job only.
+    # A job with --grace has its own copy of a runtime. The copy is only for this job.
     found = [document for document in found if JOB_LABEL not in texts(document, "metadata", "labels")]
     shown = sorted(shown for document in found if (shown := _runtime(document)))
     if shown:

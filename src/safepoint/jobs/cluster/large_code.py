@@ -20,7 +20,7 @@ class LargeCode:
     Args:
         data: the zip.
         output: the output location of the job.
-        digest: the SHA-256 of `data`. A pod compares this digest before it unpacks the code.
+        digest: the SHA-256 of `data`. A pod checks this digest before it unpacks the code.
     """
 
     data: bytes = field(repr=False)
@@ -52,7 +52,7 @@ def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode
         room_bytes: how many bytes fit into a config map beside the archive of Safepoint.
 
     Returns:
-        The job without the code, and the code; if the code fits, the unchanged job, and None.
+        If the code fits: the unchanged job, and None. Otherwise: the job without its code, and the code.
 
     Raises:
         UsageError: the code is too large, or the job has no output location that all its pods share.
@@ -66,8 +66,8 @@ def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode
         raise UsageError(
             f"the job's code has {len(code):,} bytes, and a config map has room for {room_bytes:,}; "
             "nothing was submitted",
-            hint="save to a claim or an object store with --output-dir, where the code can be put too; or leave data "
-            "out of the folder",
+            hint="set --output-dir to a claim or an object store, which then also stores the code; or leave data out "
+            "of the folder",
         )
     if len(code) > MOST_BYTES:
         raise UsageError(

@@ -41,7 +41,8 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import CLAIMS, parse_location
 
 CHECKPOINTS = "/mnt/kubeflow-checkpoints"
-"""The mount path of the claim or, with an object store, of the local folder for checkpoints, as in OpenShift AI."""
+"""The mount path of the claim, as in OpenShift AI. If the job saves to an object store, the mount path of the local
+folder for checkpoints."""
 _STORAGE, _SHIPPED = "checkpoint-storage", "safepoint"
 SHIPPED_TO = "/opt/safepoint"
 """The path at which the pods mount the config map of the job."""
@@ -58,7 +59,7 @@ _RIGHTS_FOR_IMAGES: Object = {
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
 TRACKING = "trainer.opendatahub.io"
-"""The domain of the annotations by which OpenShift AI's controller reads the progress."""
+"""The domain of the annotations that make OpenShift AI's controller read the progress."""
 _POLL_S = 30
 DEFAULT_GRACE_S = 30
 _DEFAULT_BACKOFF_LIMIT = 6
@@ -122,8 +123,8 @@ class Runtime:
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 
     def pods_of(self, patches: Sequence[Any]) -> list[Any]:
-        """For each of these patches that changes the pods that train: the part of the pods' specification that the
-        patch sets."""
+        """The parts of the pods' specification that these patches set. Patches that do not change the pods that train
+        are skipped."""
         jobs = [
             job
             for patch in patches
@@ -176,11 +177,11 @@ def manifests_for(
     Args:
         spec: the specification of the job.
         runtime: its runtime.
-        secret_keys: the names of the keys in the connection's Secret; None if you may not read them.
-        with_secret: if the job has several pods, make a Secret by which they recognize each other. If False, the pods
-            write a secret into the output location.
-        with_runtime: if the job and the runtime have different grace periods, make a copy of the runtime with the
-            grace period of the job. If False, the job gets the grace period of the runtime.
+        secret_keys: the names of the keys in the connection's Secret; None if you may not read the Secret.
+        with_secret: whether to make a Secret by which the pods recognize each other, if the job has several pods. If
+            False, the pods write a secret into the output location.
+        with_runtime: whether to make a copy of the runtime with the grace period of the job, if the two grace periods
+            differ. If False, the job gets the grace period of the runtime.
 
     Raises:
         UsageError: the script and the code of the job are too large, the runtime cannot train or has no initializer
@@ -481,7 +482,7 @@ def _limited(size_bytes: int | None) -> Object:
 
 
 def _tracking(spec: ClusterSpec) -> dict[str, str]:
-    """The annotations that make OpenShift AI's controller read the progress; empty without a metrics port."""
+    """The annotations that make OpenShift AI's controller read the progress; empty if the job has no metrics port."""
     port = spec.settings.metrics_port
     if not port:
         return {}

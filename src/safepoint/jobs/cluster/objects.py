@@ -57,7 +57,7 @@ def owners_of(value: Any) -> set[str]:
 
 
 def size_of(value: Object) -> int:
-    """About how many bytes an object has in an answer."""
+    """The approximate size of an object in a reply, in bytes."""
     return len(json.dumps(value))
 
 

@@ -1,7 +1,7 @@
-"""Sizes that a job asks for because a plan has computed them, and the sentences that explain them.
+"""Sizes that a job asks for because a plan has computed them, and the sentences that explain these sizes.
 
-The plan comes with the specification (`ClusterSpec.needs`). This module does not compute it. The sentences are in the
-record of the job, from which `submit`, `status --json` and `safepoint events` take them. The rules are in
+The plan comes with the specification (`ClusterSpec.needs`). This module does not compute the plan. The record of the
+job keeps the sentences. `submit`, `status --json` and `safepoint events` read them from this record. The rules are in
 docs/adr/0026-sizes-that-a-job-asks-for.md.
 """
 
@@ -24,18 +24,18 @@ _log = logging.getLogger("safepoint")
 _GIB = 1 << 30
 _GPU = "nvidia.com/gpu"
 _RESERVE = 1.05
-"""The share of a pod's memory that a run leaves free, as docs/cluster.md says."""
+"""The computed memory is multiplied by this factor: a reserve of 5 %, as docs/cluster.md says."""
 _MOST_SENTENCES, _MOST_LETTERS = 8, 1000
 
 
 def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | None:
-    """The bytes of a size limit that a user has written; None for `none`.
+    """The size limit of the local folder for checkpoints, in bytes, as a user has written it; None for `none`.
 
-    Without an object store there is no such folder. Then a warning is logged, and no error is raised, because the
-    option may be a default of the place.
+    Only a job that saves to an object store has this folder. For another job, the option has no effect, and a warning
+    is logged. It is not an error, because the option may be a default of the place.
 
     Args:
-        option: what the user has set.
+        option: the name of the option, for messages.
         text: its value.
         settings: the options of the run.
 
@@ -57,7 +57,7 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
     if location is None or not location.is_remote:
         output = "without an output location" if location is None else f"with output location {location}"
         _log.warning(
-            "%s %s has no effect %s: only with an object store do the pods have a local folder for checkpoints",
+            "%s %s has no effect %s: the pods have a local folder for checkpoints only with an object store",
             option,
             text,
             output,
@@ -66,28 +66,28 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
 
 
 def outline_of(spec: ClusterSpec) -> JobOutline:
-    """What the needs of a job depend on, except its model and its arguments."""
+    """The properties of a job that its needs depend on, without its model and its arguments."""
     return outline_for(spec.settings, num_nodes=spec.num_nodes, ranks_per_node=_ranks_of(spec))
 
 
 def _ranks_of(spec: ClusterSpec) -> int | None:
-    """The ranks of a pod; None if the runtime or the pod decides."""
+    """The number of ranks in each pod; None if the runtime or the pod decides this."""
     if spec.ranks_per_node is not None:
         return spec.ranks_per_node
     text = spec.resources.get(_GPU) if spec.ranks_from is None else None
     try:
         return parse_count(text) or None if text is not None else None
-    except ValueError:  # the cluster says what is wrong with it
+    except ValueError:  # the cluster reports the invalid value
         return None
 
 
 def with_planned_limit(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> ClusterSpec:
-    """The specification with the size limit of the local folder that its plan asks for, if it may have one.
+    """The specification with the size limit from its plan for the local folder, if this limit may be set.
 
     Args:
         spec: the specification.
         folder: the path of the local folder in the pods.
-        is_mounted: whether the runtime or a patch mounts another volume there. Then there is no limit to set.
+        is_mounted: whether the runtime or a patch mounts another volume there. If so, no limit is set.
     """
     if is_mounted:
         return replace(spec, staging_bytes=None)
@@ -97,7 +97,7 @@ def with_planned_limit(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> C
 
 
 def _why_unlimited(spec: ClusterSpec, folder: str) -> str:
-    """Why the plan's size must not become a limit; empty if it may become one."""
+    """Why the size from the plan must not be set as a limit; empty if it may be set."""
     if spec.needs is not None and spec.needs.unlimited:
         return spec.needs.unlimited
     own = spec.settings.local_dir
@@ -108,7 +108,7 @@ def _why_unlimited(spec: ClusterSpec, folder: str) -> str:
 
 
 def sentences_of(spec: ClusterSpec, folder: str, *, grace_s: int, is_mounted: bool) -> list[str]:
-    """What the plan of a job says, and what was done about it; empty without a plan.
+    """The sentences about the plan of a job, and about what was done because of the plan; empty if there is no plan.
 
     Args:
         spec: the specification, with the limit that it gets.
@@ -146,7 +146,7 @@ def _local(spec: ClusterSpec, folder: str, *, is_mounted: bool) -> list[str]:
         return [f"local folder: no size limit was set, because {reason}{enough}"]
     return [
         f"local folder: the emptyDir volume has a size limit of {planned}, more than the checkpoints of this model "
-        "can take; --local-limit SIZE sets another one, and --local-limit none leaves it out"
+        "can take; --local-limit SIZE sets another limit, and --local-limit none sets no limit"
     ]
 
 
@@ -175,7 +175,7 @@ def _memory(spec: ClusterSpec) -> list[str]:
     given = spec.resources.get("memory")
     try:
         memory = None if given is None else parse_bytes(given)
-    except ValueError:  # the cluster says what is wrong with it
+    except ValueError:  # the cluster reports the invalid value
         memory = None
     if memory is not None and memory < _RESERVE * total_bytes:
         result = "training would wait for each save" if needs.snapshot_bytes else "the pod would be OOM-killed"
@@ -197,8 +197,8 @@ def _grace(spec: ClusterSpec, grace_s: int) -> list[str]:
     kept = ""
     if spec.grace_s is None:
         kept = (
-            ". Safepoint did not set a longer grace period, because a job that hangs would hold its GPUs for so long "
-            "after a preemption"
+            ". Safepoint did not set a longer grace period, because a job that hangs would hold its GPUs for this "
+            "whole time after a preemption"
         )
     return [
         f"grace period: {grace_s} s, and {save} about {format_duration(needs.save_s)} with a disk and a network of "
@@ -211,6 +211,6 @@ def _gib(num_bytes: int) -> str:
 
 
 def planned_in(record: Any) -> tuple[str, ...]:
-    """The sentences in the record of a job, which another person may have changed."""
+    """The sentences in the record of a job. Another person may have changed the record."""
     found = [one for one in items(record, "planned") if isinstance(one, str)]
     return tuple(text[:_MOST_LETTERS] for text in found[:_MOST_SENTENCES])

@@ -1,7 +1,7 @@
 """The modules of Safepoint that a pod needs, in one file: `python safepoint.pyz run …`.
 
-The config map of each job contains this file, so container images need no Safepoint. The file is a zip, which Python
-can run and import modules from. The same sources give the same bytes.
+The config map of each job contains this file, so container images need no Safepoint. The file is a zip. Python can
+run this zip, and import modules from it. The same sources give the same bytes.
 """
 
 import functools
@@ -140,9 +140,9 @@ main()
 
 # Every command that a pod runs contains this program and the digest. The program reads each file of the config map
 # once, compares the contents with the digest, and writes them into a private folder. All later processes of the
-# pod use only this folder. So the right to replace the config map is not enough to make the pods run other code,
-# neither when they start nor when their ranks restart. Arguments and variables that name a file of the config map are
-# changed to the path of the copy: the script, the zip of the code, the certificates.
+# pod use only this folder. So a person who may only replace the config map cannot make the pods run other code. Some
+# arguments and variables name a file of the config map: the script, the zip of the code, the certificates. They are
+# changed to the path of the copy.
 #
 # The name of the folder does not begin with `safepoint-`, because a launcher removes folders with such names if they
 # contain a lock.
@@ -222,14 +222,14 @@ def module_command(command: Sequence[Any], module: str, *arguments: str) -> list
         arguments: its arguments.
 
     Returns:
-        The command; None if `command` has no digest. Commands of earlier releases have none.
+        The command; None if `command` has no digest. Commands of earlier releases have no digest.
     """
     digest = digest_in(command)
     return None if digest is None else [*_PYTHON, _CHECK + _RUN_MODULE, command[4], digest, module, *arguments]
 
 
 def digest_in(command: Sequence[Any]) -> str | None:
-    """The digest in the command of a pod, see `command_of`; None if it has none."""
+    """The digest in the command of a pod, see `command_of`; None if the command has no digest."""
     place, digest = command[4:6] if len(command) >= 6 else (None, None)
     is_valid = isinstance(place, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest)
     return digest if is_valid else None
@@ -278,14 +278,15 @@ def _modules(
 
 
 def _without_comments(path: str, source: bytes) -> bytes:
-    """The source without comments and docstrings, in two thirds of the size. Line numbers stay right for tracebacks.
+    """The source without comments and docstrings: two thirds of the size. Tracebacks still show the right line
+    numbers.
 
     Regular expressions are ten times as fast as a parser. A test parses all modules, and compares the results.
     """
     bare = _COMMENT.sub(b"", source)
     # The modules in `safepoint/cli` keep their docstrings, because Typer makes the help of a command from its
-    # docstring. In the other modules, a placeholder replaces each docstring: without any docstring, `dataclass` would
-    # make one, which is slow.
+    # docstring. In the other modules, a placeholder replaces each docstring: if a class had no docstring, `dataclass`
+    # would make a docstring, which is slow.
     return bare if path.startswith("safepoint/cli/") else _DOCSTRING.sub(_placeholder, bare)
 
 

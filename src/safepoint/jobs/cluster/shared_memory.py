@@ -10,15 +10,15 @@ from safepoint.errors import UsageError
 from safepoint.foundation.quantities import parse_bytes
 
 PATH = "/dev/shm"
-"""The path of the volume with the medium Memory that each pod gets, unless its runtime mounts one there."""
+"""At this path, each pod gets a volume with the medium Memory, unless its runtime mounts another volume there."""
 _LEAST_BYTES = 64 << 20
 
 
 def parse_shared_memory(option: str, text: str, resources: Mapping[str, str]) -> int:
-    """The bytes of a size limit for /dev/shm that a user has written.
+    """The size limit of /dev/shm in bytes, as a user has written it.
 
     Args:
-        option: what the user has set.
+        option: the name of the option, for messages.
         text: its value.
         resources: the resources of each pod, by the names that Kubernetes uses.
 

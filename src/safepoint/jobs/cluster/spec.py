@@ -1,4 +1,4 @@
-"""The specification of a job on a cluster, and the record of it in an annotation of the TrainJob."""
+"""The specification of a job on a cluster, and the record of this specification in an annotation of the TrainJob."""
 
 import base64
 import hashlib
@@ -50,36 +50,38 @@ class ClusterSpec:
         program: the script or module, and its arguments. The script is a key of `files`, a path in `code`, or a path
             in the image.
         is_module: run the program as `python -m` does.
-        files: the files that the job's config map contains, by name: the script, unless `code` or the image has it.
+        files: the files that the job's config map contains, by name: the script, unless the script is in `code` or in
+            the image.
         code: a zip of a folder, or None. Each pod unpacks the zip, and runs the program in that folder.
         num_nodes: the number of pods.
-        ranks_per_node: ranks in each pod; None leaves this to `ranks_from`, or else to the runtime.
+        ranks_per_node: the number of ranks in each pod. If it is None, `ranks_from` decides; if both are None, the
+            runtime decides.
         ranks_from: `cpu` or `gpu`: each pod starts one rank for each CPU core or GPU that it finds. May be None.
         resources: the resources of each pod, by the names that Kubernetes uses.
-        settings: the options of the run. The pods receive those that differ from the defaults.
+        settings: the options of the run. The pods receive the options that differ from the defaults.
         given: the variables of settings that a user has set. The pods receive them even if their values are the
             defaults, because the runtime or the image may set other values.
         env: variables for the program, without secrets.
         connection: the name of a Secret with the keys of the object store, or None.
         runtime: the name of the TrainingRuntime or ClusterTrainingRuntime.
-        image: the container image of the pods; None for that of the runtime.
+        image: the container image of the pods; None for the image of the runtime.
         queue: Kueue's LocalQueue, or None.
         priority_class: Kueue's WorkloadPriorityClass, or None.
         grace_s: seconds between SIGTERM and SIGKILL; None for the grace period of the runtime.
         staging_bytes: with an object store, the size limit of the local folder for checkpoints; None for no limit.
         is_staging_given: whether a user has set `staging_bytes`, so that the plan does not replace it.
-        shared_memory_bytes: the size limit of /dev/shm; None for no limit but the pod's memory.
+        shared_memory_bytes: the size limit of /dev/shm; None for no limit except the pod's memory.
         max_restarts: how often a launcher restarts the ranks after a failure.
         labels: additional labels of the TrainJob.
         annotations: additional annotations of the TrainJob.
         patches: further changes of the runtime, in the form of the TrainJob's `runtimePatches`.
         packages: requirements to install in each pod before the program runs.
-        package_indexes: the package indexes to use; the first one replaces the default.
+        package_indexes: the package indexes to use; the first index replaces the default.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
         initializer: the `dataset` and the `model` that the cluster fetches to the claim of the runtime before the
             pods train, in the form of the TrainJob's `initializer`, without secrets.
         initializer_secrets: the variables with secrets of `dataset` and `model`; they become Secrets of the job.
-        needs: what the plan of the job's model says; None without a plan. See `planned_sizes`.
+        needs: the sizes from the plan of the job's model; None if there is no plan. See `planned_sizes`.
     """
 
     name: str
@@ -152,7 +154,7 @@ class ClusterSpec:
         Commands that show the job, or change its number of nodes, read it there.
 
         Args:
-            planned: what the plan of the job says; see `planned_sizes`.
+            planned: the sentences about the plan of the job; see `planned_sizes`.
         """
         record = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _NOT_RECORDED}
         record["settings"] = {key: text for key, text in self.settings.to_environment().items() if text}
@@ -198,10 +200,10 @@ _NOT_RECORDED = {"files", "code", "given", "initializer_secrets", "is_staging_gi
 def plan_name(content: str) -> str:
     """The name of the TrainJob that keeps a plan, from the plan's text.
 
-    The name is the only part that a person who may only change TrainJobs cannot change. (Trainer refuses to change
-    `spec.trainer`, but that person could remove this field, and then add another one.) The name contains 110 bits of
-    the digest: enough that no other text has the same name, and few enough for the names that Kubernetes derives for
-    pods.
+    A person who may change TrainJobs, but may not create them, can change every part except the name. (Trainer
+    refuses to change `spec.trainer`, but the person could remove this field, and then add it with another value.) The
+    name contains 110 bits of the digest. These are enough bits to make the name unique to the text, and few enough
+    for the names that Kubernetes derives for pods.
     """
     digest = hashlib.sha256(content.encode(errors="replace")).digest()
     return f"successor-{base64.b32encode(digest).decode()[:_PLAN_LETTERS].lower()}"

@@ -48,9 +48,9 @@ SUSPENDED_BY = f"{DOMAIN}/suspended-by"
 NODES = f"{DOMAIN}/nodes"
 """The annotation with the number of nodes that a suspended job gets when it is resumed."""
 CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAIN}/safe-step"
-"""The annotations of a TrainJob that replaced another one: when the job's first TrainJob was created, the attempts
-before this TrainJob, and the step of the newest checkpoint. A job whose pods cannot post their progress also gets the
-last one, from a command that has seen the end of its pods; see `safe_points`."""
+"""The annotations of a TrainJob that replaced another TrainJob: when the job's first TrainJob was created, the
+attempts before this TrainJob, and the step of the newest checkpoint. If the pods of a job cannot post their progress,
+a command that has seen the end of the pods also writes the step; see `safe_points`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
 _QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
@@ -67,8 +67,10 @@ class Observed:
         pods: the pods of the JobSet.
         workload: Kueue's Workload, or None.
         events: the events about these objects, the JobSet and its Jobs that explain why the job waits, oldest first.
-        target_nodes: if a new TrainJob is about to replace this one, its number of nodes; otherwise None.
-        saved_step: the step that a pod has saved that is gone now, as a watch has seen it; otherwise None.
+        target_nodes: the number of nodes of the TrainJob that is about to replace this TrainJob; None if there is no
+            such TrainJob.
+        saved_step: the step that a pod saved before the pod was deleted, as a watch has seen it; None if no watch has
+            seen such a save.
     """
 
     trainjob: Object
@@ -101,16 +103,16 @@ class ClusterJob:
         exit_code: the first code other than 0 among its pods; 0 if all pods ended with 0; otherwise None.
         is_ours: whether Safepoint submitted it.
         uid: the uid of the TrainJob.
-        runtime: the name of its runtime, as `submit` was given it.
+        runtime: the name of its runtime, as it was passed to `submit`.
         pods: the pods that train, in the order of their indexes.
         grace_s: seconds between SIGTERM and SIGKILL.
         attempts: the attempts before this TrainJob, and the attempt of this TrainJob if it runs, is about to run, or
             has run. The starts of one TrainJob count as one attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
-        receipt: what its suspension has saved; None while the job is not suspended, or without a receipt.
-        planned: what the plan of its model said when it was submitted, and what was done about it.
-        runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or the copy of it
-            that has the grace period of the job.
+        receipt: what its suspension has saved; None if the job is not suspended, or has no receipt.
+        planned: the sentences about the plan of its model, from the time of its submission; see `planned_sizes`.
+        runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or a copy of that
+            runtime with the grace period of the job.
         warning: what is wrong with the job although it may run; may be empty.
         priority_class: Kueue's WorkloadPriorityClass, or None.
         changed: when the job was preempted or has ended (RFC 3339 UTC); None in other states.
@@ -163,7 +165,8 @@ class ClusterJob:
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue the job: only a suspended job. A failed job must be submitted again."""
+        """Whether `resume` can continue the job. True only for a suspended job. A failed job must be submitted
+        again."""
         return self.state is JobState.SUSPENDED
 
     @property
@@ -175,7 +178,7 @@ class ClusterJob:
     def settings(self) -> RunSettings:
         """The options of the run, as they were submitted, and its grace period.
 
-        If the options are not known, or not valid, they have their defaults.
+        If the options are not known, or not valid, the defaults are used.
         """
         return replace(settings_from(self.options) or RunSettings(), grace_s=self.grace_s)
 
@@ -259,14 +262,15 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
 
 
 def _changed(seen: Observed, state: JobState) -> str | None:
-    """When the job was preempted, or has ended, according to the condition that says so; None in other states."""
+    """When the job was preempted, or has ended, according to its conditions; None in other states."""
     if state is JobState.PREEMPTED:
         return _time(at(condition(seen.workload, "Evicted"), "lastTransitionTime"))
     return _time(at(condition(seen.trainjob, str(state)), "lastTransitionTime")) if state.is_over else None
 
 
 def _admitted_at(seen: Observed) -> str | None:
-    """When its queue admitted the job; None without a queue, or if the queue has taken the quota back since."""
+    """When the job's queue admitted the job; None if it has no queue, or if the queue has taken the quota back since
+    then."""
     if _condition_of_any_status(seen.workload or {}, "Evicted") is not None:
         return None
     return _time(at(condition(seen.workload, "Admitted"), "lastTransitionTime"))
@@ -287,7 +291,8 @@ def _ended(
 
 
 def _runtime_of(job: Object, record: Object) -> str:
-    """The runtime that `submit` was given. The TrainJob may refer to a copy of it, see `own_runtime_name`."""
+    """The runtime that was passed to `submit`. The TrainJob may refer to a copy of this runtime, see
+    `own_runtime_name`."""
     found, given = str(at(job, "spec", "runtimeRef", "name") or ""), at(record, "runtime")
     is_copy = found == own_runtime_name(name_of(job), at(record, "grace_s"))
     return given if is_copy and isinstance(given, str) else found
@@ -371,7 +376,7 @@ def _stopped(seen: Observed, *, has_pods: bool) -> tuple[JobState, str]:
 
 
 def _started(seen: Observed, pods: Sequence[Object]) -> tuple[JobState, str]:
-    """The state, and a message, of a job that may run. `pods` are those that train and have not ended."""
+    """The state, and a message, of a job that may run. `pods` are the pods that train and have not ended."""
     waiting = JobState.RESUMING if _has_run(seen) else JobState.STARTING
     done = [pod for pod in training_pods(seen.pods) if at(pod, "status", "phase") == "Succeeded"]
     num_missing = max(0, _num_pods(seen.trainjob, pods) - len(pods) - len(done))
@@ -405,7 +410,7 @@ def _num_pods(job: Object, pods: Sequence[Object]) -> int:
 def _without_all_pods(
     seen: Observed, pods: Sequence[Object], num_missing: int, waiting: JobState, trouble: str
 ) -> tuple[JobState, str]:
-    """The state, and a message, of a job that lacks pods, while those that it has run or have finished.
+    """The state, and a message, of a job that lacks pods. All pods that exist run or have finished.
 
     Either the cluster has not created all pods yet, or it waits before it replaces a pod that has ended.
     """
@@ -431,7 +436,7 @@ def _before_training(seen: Observed, waiting: JobState) -> tuple[JobState, str]:
 def _not_all_running(
     seen: Observed, pods: Sequence[Object], not_running: Sequence[Object], waiting: JobState
 ) -> tuple[JobState, str]:
-    """The state, and a message, of a job with pods of which at least one does not run, or is being deleted."""
+    """The state, and a message, of a job with at least one pod that does not run, or that is being deleted."""
     leaving = next(filter(is_leaving, pods), None)
     if leaving is not None:
         return JobState.RESTARTING, why_leaving(leaving)

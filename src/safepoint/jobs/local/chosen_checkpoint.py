@@ -1,7 +1,7 @@
 """Resumes a job of this machine from a checkpoint that a person has chosen, instead of the newest one.
 
-The next start of the job then resumes from this checkpoint, and moves newer ones aside (docs/resume.md). Starts after
-that one resume from the newest checkpoint, as always.
+The next start of the job then resumes from this checkpoint, and moves newer checkpoints aside (docs/resume.md). Later
+starts resume from the newest checkpoint, as always.
 """
 
 import secrets
@@ -41,7 +41,7 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
 
     Raises:
         NotFoundError: the job has no checkpoint of this step.
-        CheckpointError: the checkpoint is not complete, or is of another user in a shared folder.
+        CheckpointError: the checkpoint is not complete, or belongs to another user in a shared folder.
         UnsupportedError: its checkpoints are in an object store, or their location is unknown.
         SafepointError: the output folder cannot be read.
     """
@@ -50,7 +50,7 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
         raise UnsupportedError(
             f"the checkpoints of job {job.name} are in {where}, and only a job with an output folder can resume from "
             "an older checkpoint; nothing was changed",
-            hint="submit another job, with another output location and --resume PATH, where PATH is that of "
+            hint="submit another job, with another output location and --resume PATH, where PATH is the path of "
             f"{checkpoint_name(step)}",
         )
     inventory = open_output(job.spec, output)
@@ -59,12 +59,12 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
         reason = f": {item.faults[0]}" if item.faults else ""
         raise CheckpointError(
             f"{item.where} is not a complete checkpoint{reason}; nothing was changed",
-            hint="`safepoint checkpoints list` shows which are",
+            hint="`safepoint checkpoints list` shows which checkpoints are complete",
         )
     if is_of_stranger(item.where):
         raise CheckpointError(
-            f"{item.where} belongs to another user, and others may write to the folder that contains it; nothing was "
-            "changed",
+            f"{item.where} belongs to another user, and other users may write to the folder that contains it; "
+            "nothing was changed",
             hint="to use it, copy it to a folder that only you can write to, and submit a job with --resume PATH",
         )
     others = [one for one in inventory.items() if not one.is_of_other_user and one.name != "final"]
@@ -73,12 +73,12 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
 
 
 def spec_for(job: JobRecord, output: str | None, step: int | None) -> tuple[JobSpec, str]:
-    """The specification with which a job resumes, and what is different in it, for an event.
+    """Return the specification with which a job resumes, and a text for an event: what the job resumes from.
 
     Args:
         job: the job.
         output: the location of its checkpoints.
-        step: the step of the checkpoint from which it resumes; None for the newest one.
+        step: the step of the checkpoint from which it resumes; None for the newest checkpoint.
 
     Raises:
         SafepointError: see `choice_of`.
@@ -89,6 +89,6 @@ def spec_for(job: JobRecord, output: str | None, step: int | None) -> tuple[JobS
         settings = replace(spec.settings, resume=choice.path, from_scratch=False)
         changed = replace(spec, settings=settings, resume_mark=secrets.token_hex(8))
         return changed, f"resumes from {choice.path}"
-    if spec.resume_mark is not None:  # a choice whose start has not happened does not count any more
+    if spec.resume_mark is not None:  # drop an earlier choice from which the job has not started
         spec = replace(spec, settings=replace(spec.settings, resume="auto"), resume_mark=None)
     return spec, "resumes from the newest checkpoint"

@@ -132,8 +132,8 @@ class History:
     def _use_write_ahead_log(self) -> None:
         """Let processes read while another process writes.
 
-        If several processes request this for a new file at the same time, SQLite accepts one request. For the others,
-        it reports at once that the file is locked. So this method tries again.
+        If several processes request this for a new file at the same time, SQLite accepts one request. For the other
+        requests, SQLite reports at once that the file is locked. So this method tries again.
         """
         deadline_s = clock.monotonic_s() + _BUSY_S
         while True:
@@ -237,7 +237,7 @@ class History:
         return bool(self._query("SELECT 1 FROM job WHERE name = ?", name))
 
     def job(self, name: str) -> JobRecord:
-        """The job of this name, or the only one whose name starts with it.
+        """The job with this name, or the only job whose name starts with `name`.
 
         Raises:
             NotFoundError: no job matches.
@@ -394,7 +394,7 @@ class History:
         if unknown:
             raise ValueError(f"a job has no column {', '.join(sorted(unknown))}")
         changes = "".join(f", {column} = ?" for column in columns)
-        # No supervisor will carry out the requested number.
+        # A job that has ended has no supervisor that could change the number of nodes.
         changes += ", target_nodes = NULL" if state.is_over else ""
         values = (state, clock.utc_now(), message, *columns.values())
         with self.transaction():

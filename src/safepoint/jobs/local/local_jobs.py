@@ -1,7 +1,7 @@
 """Jobs on this machine.
 
-Commands store their requests in the history of the jobs. The supervisor of a job, a process that starts the job's
-launchers and watches them, reads the requests there.
+Commands store their requests in the history of the jobs. The supervisor of a job reads the requests there. It is the
+process that starts the job's launchers, and watches them.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ class LocalJobs:
             step: return only the output of this step before the launchers start: `dataset-initializer` or
                 `model-initializer`.
             follow: wait for new lines until the job has stopped; with `step`, until the launchers have started.
-            last_bytes: begin this many bytes before the end of the output of each process.
+            last_bytes: begin this many bytes before the end of the output of each process; None for the beginning.
 
         Raises:
             NotFoundError: there is no such job, or it has no such rank.
@@ -255,9 +255,9 @@ class LocalJobs:
         return self._until(job.name, has_stopped, "suspended", timeout_s)
 
     def resume(self, name: str, *, step: int | None = None, from_checkpoint: bool = False) -> JobRecord:
-        """Continue a suspended or failed job, from its process image or its newest checkpoint; see `newest_state`.
+        """Continue a suspended or failed job from its process image or its newest checkpoint; see `newest_state`.
 
-        With `step`, from the checkpoint of this step. The message says which one it is if the job has an image.
+        If `step` is given, it continues from that checkpoint. If the job has an image, its message says what is used.
 
         Raises:
             ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
@@ -433,7 +433,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location: from the job's specification or, if it names none, from the ranks' reports."""
+        """The full output location. The job's specification names it, or the ranks have reported it."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 
@@ -457,7 +457,7 @@ class LocalJobs:
 
         Raises:
             SafepointError: the job has failed.
-            ConflictError: the job is complete, and that is not one of the states.
+            ConflictError: the job is complete, and COMPLETE is not one of the states.
             WaitTimeoutError: the job did not reach any of the states in time.
         """
         expected = " or ".join(sorted(map(str, states)))

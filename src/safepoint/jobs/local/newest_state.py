@@ -1,7 +1,7 @@
-"""Chooses what a job goes on from: its process image, or its newest checkpoint, whichever is newer and valid.
+"""Chooses whether a job continues from its process image or from its newest checkpoint. The newer of the two is used.
 
-The processes in an image are further in the training than every checkpoint that is older than the image. The image is
-checked as far as possible without reading its pages.
+The processes in an image have trained further than each checkpoint that is older than the image. An image that cannot
+be restored is not used. The image is checked as far as possible without reading its pages.
 """
 
 import platform
@@ -23,7 +23,8 @@ class Checkpoint:
 
     Args:
         step: its step.
-        created_s: when it was made, seconds since 1970. What its manifest states may be no time.
+        created_s: when it was made, in seconds since 1970. If its manifest states no valid time, this is when its
+            files were last changed.
     """
 
     step: int
@@ -32,11 +33,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestState:
-    """What a job goes on from.
+    """What a job continues from.
 
     Args:
-        image: the path or URI of the image; None for the newest checkpoint or, without one, the beginning.
-        why: the reason, as a part of a sentence; empty without a choice.
+        image: the path or URI of the image; None if the job continues from its newest checkpoint, or from the
+            beginning because there is no checkpoint.
+        why: the reason, as a part of a sentence; empty if there was no choice.
     """
 
     image: str | None
@@ -44,7 +46,7 @@ class NewestState:
 
 
 def newest_state(job: "JobRecord", output: str | None, *, from_checkpoint: bool = False) -> NewestState:
-    """What a job goes on from.
+    """What a job continues from.
 
     Args:
         job: the job.
@@ -63,16 +65,14 @@ def newest_state(job: "JobRecord", output: str | None, *, from_checkpoint: bool 
 
 
 def choose(image: str, checkpoint: Checkpoint | None) -> NewestState:
-    """The image or the checkpoint.
+    """Choose between an image and a checkpoint.
 
     Args:
         image: the path or URI of the image.
-        checkpoint: the newest checkpoint; None without one.
+        checkpoint: the newest checkpoint; None if there is no checkpoint.
     """
     other = (
-        "there is no checkpoint"
-        if checkpoint is None
-        else f"the newest checkpoint, of step {checkpoint.step}, is older"
+        "there is no checkpoint" if checkpoint is None else f"the newest checkpoint (step {checkpoint.step}) is older"
     )
     instead = "from the beginning" if checkpoint is None else f"from the checkpoint of step {checkpoint.step}"
     try:
@@ -115,7 +115,7 @@ def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
         inventory: the location of the checkpoints.
 
     Raises:
-        SafepointError: it cannot be read.
+        SafepointError: the location cannot be read.
     """
     if inventory.folder is not None and not inventory.folder.is_dir():
         return None

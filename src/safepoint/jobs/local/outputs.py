@@ -1,4 +1,4 @@
-"""Opens, checks and empties the output location of a job, as the job itself would reach it.
+"""Opens, checks and empties the output location of a job. It reaches the location as the job itself does.
 
 The module uses the keys of the job's data connection, and the folders that the job uses for claims (volumes of a
 cluster, `pvc://`).
@@ -68,7 +68,7 @@ def remove_checkpoints(output: str, spec: JobSpec) -> int:
         The number of deleted checkpoints. A checkpoint in both places is counted once.
 
     Raises:
-        ConflictError: a checkpoint is being read; the others are deleted.
+        ConflictError: a checkpoint is being read; the other checkpoints are deleted.
         StorageError: the location cannot be reached.
         UsageError: the location is invalid on this machine.
     """

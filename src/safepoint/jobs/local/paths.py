@@ -42,7 +42,7 @@ def job_folder(name: str) -> Path:
 
 
 def images_of(name: str) -> Path:
-    """The folder for the process images of a job, which is deleted with it."""
+    """The folder for the process images of a job. The folder is deleted with the job."""
     return job_folder(name) / "images"
 
 

@@ -1,6 +1,6 @@
 """Decides which job may start, and which jobs it preempts, from the jobs in the history and the slots of the machine.
 
-A slot is a CPU core or a GPU. To preempt a job is to save and stop it in favour of a job with a higher priority.
+A slot is a CPU core or a GPU. A preempted job is saved and stopped in favour of a job with a higher priority.
 
 A job takes CPU and GPU slots. Jobs wait in order of priority, then of age. A job may start when its slots are free,
 and no earlier job goes first. An earlier job goes first if it can start now, or could start after other jobs have
@@ -73,9 +73,9 @@ class Admission:
 def count_slots(environ: Mapping[str, str] | None = None) -> Slots:
     """The slots of this machine.
 
-    Each number comes from the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS. If the variable is not set, it
-    comes from the table `[local]` of the user's settings. Without that setting, it is the number of cores or devices
-    of the machine (see `devices`).
+    Each number comes from the variable SAFEPOINT_CPU_SLOTS or SAFEPOINT_GPU_SLOTS. If the variable is not set, the
+    number comes from the table `[local]` of the user's settings. If there is no such setting, it is the number of
+    cores or devices of the machine (see `devices`).
 
     Raises:
         UsageError: a variable is not a number, or the settings cannot be read.
@@ -181,7 +181,7 @@ def admit(name: str, jobs: Sequence[JobRecord], capacity: Slots) -> Admission:
         if room.holds(need_before):
             room -= need_before  # the earlier job takes the slots that other jobs are about to free
         elif (room + _sum(_preemptible(job, holding), capacity)).holds(need_before):
-            return Admission(waits_for=f"job {job.name}, which starts first, when other jobs have stopped for it")
+            return Admission(waits_for=f"job {job.name}, which starts first, after other jobs have stopped for it")
     if free.holds(need) and room.holds(need):
         return Admission(may_start=True)
     return _preempt(asking, need, room, holding, capacity)

@@ -1,4 +1,4 @@
-"""Checks a job before it is stored: what its start would refuse is refused at once."""
+"""Checks a job before it is stored. Errors that its start would report are reported at once."""
 
 from pathlib import Path
 

@@ -2,7 +2,7 @@
 
 The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor. It stores the
 state of the job, and holds a lock, which the kernel releases when the process ends. All its state is in the history.
-So if the supervisor is killed, a new one can continue.
+So if the supervisor is killed, a new supervisor can continue.
 """
 
 import logging
@@ -179,7 +179,7 @@ class Supervisor:
         self._take_next_attempt(job)
 
     def _goes_on(self, job: JobRecord) -> bool:
-        """Whether the job continues from its image. After a failure it does not, because it might fail again."""
+        """Whether the job continues from its image. False after a failure, because the job might fail again."""
         if job.image is None or job.state is JobState.RESTARTING:
             return False
         from safepoint.jobs.local.newest_state import newest_state  # imports the library of object stores
@@ -276,7 +276,7 @@ class Supervisor:
             self._history.become(self._name, self._job.state, actor=self._actor)
 
     def _enter_workspace(self, job: JobRecord) -> str | None:
-        """Set the links to the inputs of the job; if another job uses other files there, return the job's name."""
+        """Set the links to the inputs of the job. If another job uses other files there, return that job's name."""
         wanted = {one.target: fetched(self._folder, one) for one in job.spec.inputs}
         with self._history.transaction():  # meanwhile no other supervisor can set the links
             others = [other for other in self._history.jobs(slots.HOLDING) if other.name != self._name]
@@ -418,7 +418,7 @@ class Supervisor:
 
 
 def supervise(name: str) -> int:
-    """Supervise a job, unless another process does so.
+    """Supervise a job, unless another process supervises it.
 
     Raises:
         StorageError: the history, or the job's folder, cannot be used.
@@ -434,8 +434,8 @@ def supervise(name: str) -> int:
         with History() as history:
             has_to_exit = _supervise(name, history)
             lock.release()
-            # Check for requests again: a command that stored a request while this process held the lock has started
-            # no other supervisor.
+            # Check for requests again. A command may have stored a request while this process held the lock. Such a
+            # command has started no other supervisor.
             job = history.find(name)
             if job is None or has_to_exit or not job.needs_supervisor:
                 return ExitCode.NOT_FOUND if job is None else 0

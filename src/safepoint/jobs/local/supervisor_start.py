@@ -44,8 +44,8 @@ def start_missing_supervisors(
 
     Args:
         history: the history.
-        but: the job that this process supervises. It is left out, because a process that checks a lock of its own
-            may release the lock.
+        but: the job that this process supervises, or None. This job is left out, because a process that checks a lock
+            of its own may release the lock.
         patience_s: how long to wait, in total, until the new supervisors hold their locks.
 
     Returns:

@@ -34,17 +34,17 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a TrainJob or another object that may be used on this machine.
+    """Select the variables of a TrainJob, or of another object, that this machine may use.
 
-    Another person may have written the object. Variables that only select a region or an account are safe. The other
-    variables of the stores are left out: they could make this machine send a file, or send the user's credentials to
-    another server or through a proxy.
+    Another person may have written the object. Variables that only select a region or an account are safe. All other
+    variables are left out. With such variables, the other person could choose the server or the proxy to which this
+    machine sends the user's credentials, or make it send a file.
     """
     return {name: text for name, text in variables.items() if name in variables_of(VariableKind.PLACE)}
 
 
 def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a cluster's Secret that may be used on this machine: keys, region or account, and server.
+    """Select the variables of a cluster's Secret that this machine may use: keys, region or account, and server.
 
     The address of the server is used only together with keys. Without this rule, requests that are signed with the
     user's own keys could go to that server.
@@ -72,10 +72,10 @@ def connections_file() -> Path:
 
 
 def keys_of(name: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a connection. If the file has no such connection, the AWS_* variables of the environment.
+    """The variables of a connection, or the AWS_* variables of the environment if the file has no such connection.
 
     Raises:
-        UsageError: the file cannot be read or is invalid, other users can read it, or the entry is invalid.
+        UsageError: the file cannot be read or is invalid, other users can read or change it, or the entry is invalid.
         NotFoundError: the file has no such connection, and the environment has no keys.
     """
     environ = os.environ if environ is None else environ
@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Any]:
             mode = os.fstat(file.fileno()).st_mode
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise UsageError(
-                    f"other users can read {path} (mode {stat.S_IMODE(mode):o}); it was not used",
+                    f"other users can read or change {path} (mode {stat.S_IMODE(mode):o}); it was not used",
                     hint=f"chmod 600 {path}",
                 )
             return tomllib.load(file)
@@ -129,7 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # the file is not TOML, or not UTF-8
-        # Neither the parser's message nor its error is shown: both may quote an access key.
+        # The parser's message and its error are not shown, because they may quote an access key.
         position = _POSITION.search(str(error))
         where = position[0] if position else "position unknown"
         raise UsageError(f"{path} is not valid TOML: {where}") from None

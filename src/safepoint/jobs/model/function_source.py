@@ -1,8 +1,8 @@
 """Turns a training function and its arguments into a script that another process runs.
 
-Promises: the script contains the source of the function unchanged, and arguments that are equal to those given.
-Neither a shell nor a pickle is used. A function that uses names from outside the function is refused, and so are
-arguments that are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and
+Promises: the script contains the source of the function unchanged, and arguments that are equal to the given
+arguments. No shell and no pickle is used. A function is refused if it uses names from outside the function. Arguments
+are refused if they are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and
 lists, tuples, sets, frozensets and dicts of these.
 """
 
@@ -26,7 +26,7 @@ _IN_EVERY_MODULE = frozenset(
     ("__name__", "__file__", "__doc__", "__builtins__", "__spec__", "__package__", "__loader__", "__annotations__")
 )
 _RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_SELF_CONTAINED = "write a function with `def`, with everything it needs imported or defined inside it"
+_SELF_CONTAINED = "write a function with `def`; inside the function, import or define everything that it uses"
 _MOST_DEPTH = 50
 """How deep arguments may be nested: Python's parser limits the nesting of brackets."""
 _ACCEPTED = "None, True, False, numbers, strings, bytes, and lists, tuples, sets and dicts of these"
@@ -48,11 +48,13 @@ class Shipment:
     arguments: str
 
     def script(self, *, look_in: str | None = None, arguments: str | None = None, before: str = "") -> str:
-        """The script. It calls the function when a rank runs it, but not when a data loader worker imports it.
+        """The script.
+
+        A rank that runs the script calls the function. A data loader worker that imports the script does not.
 
         Args:
-            look_in: a folder to import modules from when they are found nowhere else.
-            arguments: source to use instead of `self.arguments`.
+            look_in: a folder that is searched last for imported modules; None for no folder.
+            arguments: source to use instead of `self.arguments`; None to use `self.arguments`.
             before: lines, indented by four spaces, to run before the call.
         """
         path = f'    __import__("sys").path.append({look_in!a})\n' if look_in is not None else ""
@@ -172,7 +174,7 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
     used: set[str] = set()
     defined: set[str] = set()
     _collect(compile(definition, f"<{name}>", "exec", dont_inherit=True), used, defined)
-    # The builtins of every interpreter, without those that a notebook adds.
+    # The builtins of every interpreter, without the builtins that a notebook adds.
     own = {
         key
         for key, value in vars(builtins).items()

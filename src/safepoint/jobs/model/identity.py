@@ -10,7 +10,7 @@ class VariableKind(enum.Enum):
     """
 
     KEY = "a key; no job shows it"
-    KEY_OWNER = "who owns a key; not secret, but accepted only from the sources from which keys are accepted"
+    KEY_OWNER = "who owns a key; not secret, but accepted only from the same sources as a key"
     LOGIN = "how this machine gets keys"
     SERVER = "the address of the server; another person's object sets it only together with keys"
     PLACE = "the region or the account; another person's object may set it"
@@ -41,7 +41,7 @@ VARIABLES = {
     "AZURE_STORAGE_ACCOUNT_NAME": VariableKind.PLACE,
     "GOOGLE_SERVICE_ACCOUNT_KEY": VariableKind.KEY,
 }
-"""Each variable of the object stores that Safepoint treats differently from a user's other variables."""
+"""The variables of object stores that Safepoint treats differently from a user's other variables."""
 
 
 def variables_of(*kinds: VariableKind) -> frozenset[str]:

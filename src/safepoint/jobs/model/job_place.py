@@ -116,14 +116,15 @@ J = TypeVar("J", bound=Job)
 
 @runtime_checkable
 class HasDetails(Protocol):
-    """A place that knows more about a job than `JobPlace.job` returns, and requests it only for `status`."""
+    """A place that can report more about a job than `JobPlace.job` returns. Only `status`, and the page of a job in
+    the dashboard, request these details."""
 
     def details_of(self, job: Any) -> dict[str, Any]:
         """The details, as JSON values."""
         ...
 
     def progress_in_log(self, job: Any) -> Progress | None:
-        """The progress that the output of a job states, if the place has no report of it."""
+        """The progress that the output of a job states, for a job without a progress report."""
         ...
 
 
@@ -167,9 +168,10 @@ class JobPlace(Protocol[J]):
         follow: bool = False,
         last_bytes: int | None = None,
     ) -> Iterator[LogLine]:
-        """The output of a job, of one rank, or of one node. With `follow`, also new lines, until the job has stopped.
+        """The output of a job, of one rank, or of one node.
 
-        With `last_bytes`, only about this many bytes at the end of the output of each process.
+        If `follow` is set, this also yields new lines until the job has stopped. If `last_bytes` is set, this yields
+        only about this many bytes at the end of the output of each process.
         """
         ...
 

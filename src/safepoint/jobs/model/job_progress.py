@@ -1,4 +1,4 @@
-"""What follows from a job's reported progress: its output location, its newest save, and the risk of stopping it."""
+"""Derives facts from a job's reported progress: its output location, its newest save, and the risk of stopping it."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _DAY_S = 86400
 def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
     """The full output location of a job; None if it is unknown.
 
-    The location comes from the specification of the job. If the specification names none, the location comes from the
+    The location comes from the specification of the job. If the specification names no location, it comes from the
     reports of the ranks.
     """
     if spec.settings.output_dir is not None:
@@ -39,7 +39,7 @@ def place_of(spec: JobSpec, output: str) -> str:
 def with_claims(spec: JobSpec) -> JobSpec:
     """Add this environment's folders for claims (volumes) to the `env` of a job, unless `env` sets them already.
 
-    Later commands, whose environment may have other folders, then use the same folders for this job.
+    Later commands then use the same folders for this job, even if their environment has other folders.
     """
     claims = os.environ.get(CLAIMS, "")
     return replace(spec, env={CLAIMS: claims, **spec.env}) if claims else spec

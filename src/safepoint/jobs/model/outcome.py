@@ -56,12 +56,12 @@ def conclude(
         wanted: the requested action when the launchers ended.
         safe_step: the newest step that is committed.
         missing_in: the object store, if the checkpoint of `safe_step` was not uploaded to it; otherwise empty.
-        has_progressed: whether this attempt committed a later step than the one it began with.
-        setbacks: interruptions without progress before this one.
+        has_progressed: whether this attempt committed a later step than the step with which it began.
+        setbacks: the number of consecutive interruptions without progress before this attempt.
         early_end: see `Progress.early_end`.
         image: the process image that the launchers are in; None if they were not frozen.
-        cause: if Safepoint has killed the launchers: what the job did, as a clause that follows its name. Otherwise
-            empty.
+        cause: why Safepoint has killed the launchers, as a clause that follows the job's name; empty if Safepoint has
+            not killed them.
     """
     if all(code == ExitCode.OK for code in exit_codes):
         return Outcome(state=JobState.COMPLETE, exit_code=0, message=early_end)

@@ -1,4 +1,4 @@
-"""The outline of a job that is about to be submitted: what its needs depend on, except its model and arguments."""
+"""The outline of a job before it is submitted: the facts that its needs depend on, except its model and arguments."""
 
 from safepoint.checkpoint.local.retention import KeepBest, KeepNewest, parse_policies
 from safepoint.estimates.job_needs import JobOutline

@@ -64,13 +64,13 @@ class JobSpec:
         settings: the options of the run.
         max_restarts: how often a launcher restarts the ranks after a failure.
         env: variables for the program.
-        data_connection: the name of the data connection; the keys are not stored.
-        priority: jobs with a higher priority start first, and preempt jobs with a lower one.
+        data_connection: the name of the data connection, or None; the keys are not stored.
+        priority: jobs with a higher priority start first, and preempt jobs with a lower priority.
         packages: requirements to install for this job before the program runs.
-        package_indexes: the package indexes to use; the first one replaces the default.
+        package_indexes: the package indexes to use; the first index replaces the default.
         inputs: the data set and the model to fetch before the program runs.
-        resume_mark: for a job that a person has resumed from a checkpoint of their choice: the name of the mark that
-            the start from this checkpoint leaves in the output folder, see `RunSettings.first_start`; otherwise None.
+        resume_mark: set if a person has resumed the job from a chosen checkpoint: the name of the mark that the start
+            from this checkpoint leaves in the output folder, see `RunSettings.first_start`. None for other jobs.
         origins: where the options of `submit` were set, by their names: `--grace`, a variable, or a file and a line.
     """
 

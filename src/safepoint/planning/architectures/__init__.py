@@ -7,7 +7,7 @@ others      other decoders, and models with an encoder
 families    the families by their `model_type`
 headers     the tensors that a model's safetensors files have
 
-Promises: names and shapes are those of `model.named_parameters()` in Transformers 5. A tied weight exists once. The
-tests compare each family with Transformers' own model. Not covered: models with code of their own
+Promises: names and shapes equal the names and shapes of `model.named_parameters()` in Transformers 5. A tied weight
+exists once. The tests compare each family with Transformers' own model. Not covered: models with code of their own
 (`trust_remote_code`), and adapters or quantized layers, which `config.json` does not describe.
 """

@@ -102,7 +102,7 @@ def tensors_of(config: Mapping[str, Any], where: str) -> Architecture:
     text = config.get("text_config")
     text_kind = cast("dict[str, Any]", text).get("model_type") if isinstance(text, dict) else None
     if isinstance(kind, str) and kind not in FAMILIES and isinstance(text_kind, str):
-        # A plan with the tensors of the text model alone would be that of a smaller model.
+        # A plan with the tensors of the text model alone would be for a smaller model.
         hint = "pass a folder with the model's safetensors files, whose headers are read"
         if text_kind in FAMILIES:
             hint += f"; to train only the text model, write its text_config ({text_kind}) to a file, and pass that"

@@ -7,7 +7,7 @@ from safepoint.errors import UsageError
 
 _MOST = 1 << 40
 _ALIASES = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
-"""Transformers 5 has renamed these fields of some families."""
+"""Transformers 5 has renamed these fields for some model families."""
 MOST_LAYERS = 10_000
 MOST_EXPERTS = 65_536
 EMBEDDINGS = frozenset(
@@ -25,9 +25,9 @@ class Tensor(NamedTuple):
     Args:
         name: its name in the model.
         sizes: the sizes of its dimensions.
-        num_pieces: the number of tensors as which `save_pretrained` writes it. In memory, the experts of a layer are
-            one tensor.
-        is_buffer: whether it is a buffer, which has no gradient and no optimizer state.
+        num_pieces: the number of tensors that `save_pretrained` writes for this tensor. In memory, the experts of a
+            layer are one tensor; in the file, there can be a tensor for each expert.
+        is_buffer: whether it is a buffer. A buffer has no gradient and no optimizer state.
         is_tied: whether it is a second name of another weight.
     """
 
@@ -58,7 +58,7 @@ class Fields:
         self._where = where
 
     def count(self, name: str, *, most: int = _MOST, default: int | None = None, least: int = 1) -> int:
-        """A whole number.
+        """The whole number in a field.
 
         Raises:
             UsageError: the field is missing, or is not a whole number in the range.
@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def optional(self, name: str) -> int | None:
-        """A whole number, or None if the field is missing or null."""
+        """The whole number in a field; None if the field is missing or null."""
         value = self._values.get(name, self._defaults.get(name))
         return None if value is None else self.count(name)
 

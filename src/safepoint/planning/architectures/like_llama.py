@@ -97,7 +97,7 @@ def _has_experts(fields: Fields, layer: int) -> bool:
 
 
 def deepseek_v3(fields: Fields) -> Iterator[Tensor]:
-    """DeepSeek-V3: attention through matrices of low rank, and experts beside shared ones."""
+    """DeepSeek-V3: attention through matrices of low rank; routed experts, and shared experts."""
     hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")
     num_heads = fields.count("num_attention_heads")
     rope, no_rope = fields.count("qk_rope_head_dim"), fields.count("qk_nope_head_dim")

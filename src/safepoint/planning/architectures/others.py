@@ -25,7 +25,7 @@ def gpt2(fields: Fields) -> Iterator[Tensor]:
 
 
 def _turned(name: str, into: int, out: int) -> Iterator[Tensor]:
-    """GPT-2's layers, which hold the matrix transposed."""
+    """A linear layer of GPT-2. Its matrix is stored transposed."""
     yield Tensor(f"{name}.weight", (into, out))
     yield Tensor(f"{name}.bias", (out,))
 
@@ -104,7 +104,7 @@ def falcon(fields: Fields) -> Iterator[Tensor]:
 
 
 def bert(fields: Fields) -> Iterator[Tensor]:
-    """The encoder with its head for masked words, or with a classifier of two labels."""
+    """BERT's encoder with its head for masked words, or with a classifier."""
     hidden, vocabulary, between = (fields.count(name) for name in ("hidden_size", "vocab_size", "intermediate_size"))
     for name, rows in (
         ("word", vocabulary),
@@ -143,7 +143,7 @@ def t5(fields: Fields) -> Iterator[Tensor]:
     is_gated = fields.text("feed_forward_proj", "relu").startswith("gated")
     vocabulary = fields.count("vocab_size")
     yield Tensor("shared.weight", (vocabulary, hidden))
-    # Transformers 5 ties the head of every T5, whatever `tie_word_embeddings` says.
+    # Transformers 5 ties the head of every T5, even if `tie_word_embeddings` is false.
     for name in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"):
         yield Tensor(f"{name}.weight", (vocabulary, hidden), is_tied=True)
     for stack, num_layers in stacks.items():

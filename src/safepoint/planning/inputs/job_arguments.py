@@ -1,8 +1,8 @@
-"""What the arguments of a job's program say about its training, before the job runs.
+"""Reads the arguments of a job's program for facts about its training, before the job runs.
 
 Promises: only names that Transformers and TRL give to these arguments count (`HfArgumentParser` derives them from the
-fields of TrainingArguments, ModelArguments and ModelConfig). The program itself is not read, so an argument that is
-missing says nothing: the program may set the same value in its code.
+fields of TrainingArguments, ModelArguments and ModelConfig). The program itself is not read. It may set values in its
+code, so nothing follows from a missing argument.
 """
 
 import re
@@ -25,7 +25,7 @@ _FILES = ("config", "config_file")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobArguments:
-    """What the arguments say; None for what they do not say.
+    """The facts that the arguments state; None for a fact that they do not state.
 
     Args:
         model: the value of `--model_name_or_path`.
@@ -36,7 +36,8 @@ class JobArguments:
         dtype: the value of `--dtype` or `--torch_dtype`, unchanged.
         lora_rank: the rank of the adapter, if `--use_peft` says that only an adapter is trained.
         lora_targets: the values of `--lora_target_modules`; empty for PEFT's default.
-        doubt: why a checkpoint may be larger than that of the named model with AdamW; empty if there is no reason.
+        doubt: why a checkpoint may be larger than a checkpoint of the named model with AdamW; empty if there is no
+            reason.
         notes: sentences for people about arguments that are given and not used.
     """
 
@@ -57,7 +58,8 @@ def read_job_arguments(arguments: Sequence[str], *, code: Path | None = None) ->
 
     Args:
         arguments: the arguments of the program, without its name.
-        code: the folder that is sent along, in which DeepSpeed's configuration is looked for; None without one.
+        code: the folder that is sent to the pods; None without such a folder. DeepSpeed's configuration is looked for
+            in this folder.
     """
     options = _options_in(arguments)
     optim = _text(options, "optim")
@@ -79,7 +81,10 @@ def read_job_arguments(arguments: Sequence[str], *, code: Path | None = None) ->
 
 
 def _options_in(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The values of each option, as argparse reads them: the last one counts, and dashes are underscores."""
+    """The values of each option, as argparse reads them.
+
+    If an option is repeated, its last values count. Dashes in a name count as underscores.
+    """
     found: dict[str, tuple[str, ...]] = {}
     name = ""
     for word in arguments:
@@ -107,7 +112,7 @@ def _is_on(options: dict[str, tuple[str, ...]], name: str) -> bool:
         return False
     values = options[name]
     try:
-        # A flag without a value is on; argparse may also have left a positional argument after it.
+        # A flag without a value is on. If the next word is not a boolean, it is a positional argument.
         return not values or parse_flag(name, values[0])
     except ValueError:
         return True
@@ -124,7 +129,7 @@ def _unused(options: dict[str, tuple[str, ...]], code: Path | None) -> Iterator[
     if "lora_r" in options and _number(options, "lora_r") is None:
         yield f"{typed('lora_r')} is not a valid rank of an adapter, and not used: the rank is {_LORA_RANK}"
     if "optim" in options and optimizer_named(_text(options, "optim") or "") is None:
-        yield f"{typed('optim')}: what this optimizer keeps is not known. It is planned as adamw; pass --optimizer"
+        yield f"{typed('optim')}: the states of this optimizer are not known. The plan is for adamw; pass --optimizer"
     if _is_on(options, "use_peft") and "lora_modules_to_save" in options:
         yield (
             f"{typed('lora_modules_to_save')}: PEFT also saves these modules as they are. All weights are planned, "
@@ -148,6 +153,6 @@ def _doubt(options: dict[str, tuple[str, ...]], unknown_optimizer: str) -> str:
     if files:
         return f"--{files[0]} names a file with further arguments"
     if unknown_optimizer:
-        return f"what the optimizer {unknown_optimizer[:60]!r} keeps is not known"
+        return f"the states of the optimizer {unknown_optimizer[:60]!r} are not known"
     models = sorted(name for name in options if _OTHER_MODEL.fullmatch(name))
     return f"--{models[0][:60]} names another model" if models else ""

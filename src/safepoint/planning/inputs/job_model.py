@@ -1,8 +1,8 @@
-"""Finds the model that a job is going to train, before the job runs, if the model is certain and on this machine.
+"""Finds the model that a job will train, before the job runs. The model must be on this machine.
 
 Promises: nothing is downloaded, and no weight is read. A path counts only if it means the same files in the pods:
-an absolute path, or a path in the folder that is sent along. A name of the Hugging Face Hub is looked up in the cache
-of this machine.
+an absolute path, or a path in the folder that is sent to the pods. A name of the Hugging Face Hub is looked up in the
+cache of this machine.
 """
 
 import os
@@ -32,7 +32,7 @@ class NamedModel(NamedTuple):
         shape: its tensors.
         label: its name or its path, as the job states it.
         named_by: what names it, such as `--model_name_or_path`; for people.
-        is_certain: False if only the files that are sent along suggest that this model is trained.
+        is_certain: False if the only hint to this model is in the files that are sent to the pods.
     """
 
     shape: ModelShape
@@ -48,9 +48,9 @@ def find_model(
 
     Args:
         name: the value of the argument `--model_name_or_path`.
-        code: the folder that is sent along.
+        code: the folder that is sent to the pods; None without such a folder.
         uri: the `storage_uri` of the job's model initializer, or the folder of a job on this machine.
-        environ: the variables that name the cache of the Hugging Face Hub; None for those of this process.
+        environ: the variables that name the cache of the Hugging Face Hub; None for the environment of this process.
 
     Raises:
         UsageError: the model is on this machine, but its size cannot be computed.
@@ -60,7 +60,7 @@ def find_model(
         shape = _at_path(name, code) or _in_cache(name, environ)
         if shape is not None:
             return NamedModel(shape, name, "--model_name_or_path", is_certain=True)
-    # The argument may name the folder of the pods to which the initializer fetches the model.
+    # The argument may name a folder in the pods, to which the initializer fetches the model.
     if uri is not None and (name is None or os.path.isabs(name)):
         shape = _in_cache(uri.removeprefix(_HUB), environ) if uri.startswith(_HUB) else None
         if uri.startswith((_FILE, "/")):
@@ -92,7 +92,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 
 def _in_cache(name: str, environ: Mapping[str, str]) -> ModelShape | None:
-    """A model of the Hub, in the version that this machine has fetched last."""
+    """A model of the Hub, in the version that this machine has downloaded last; None if it is not in the cache."""
     if not _REPOSITORY.fullmatch(name) or ".." in name:
         return None
     folder = _hub_cache(environ) / f"models--{name.replace('/', '--')}"
@@ -113,7 +113,7 @@ def _in_cache(name: str, environ: Mapping[str, str]) -> ModelShape | None:
 
 
 def _hub_cache(environ: Mapping[str, str]) -> Path:
-    """Where `huggingface_hub` keeps what it has fetched (`HF_HUB_CACHE` in its constants)."""
+    """The folder for downloads of `huggingface_hub` (`HF_HUB_CACHE` in its constants)."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(variable):
             return expand_home(environ[variable], environ)
@@ -124,7 +124,7 @@ def _hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def _folders_of_models(code: Path) -> list[Path]:
-    """The folders in `code` with the configuration of a model; hidden ones are not sent, and do not count."""
+    """The folders in `code` with the configuration of a model. Hidden folders are not sent, and do not count."""
     found: list[Path] = []
     for path in sorted(code.rglob(_CONFIG))[:_MOST_CONFIGS]:
         hidden = any(part.startswith(".") for part in path.relative_to(code).parts)

@@ -1,4 +1,4 @@
-"""What other records say about a run: TrainingArguments as JSON, and the files of one of its checkpoints."""
+"""Reads facts about a run from other records: TrainingArguments as JSON, and the files of a checkpoint."""
 
 import os
 import re
@@ -21,23 +21,24 @@ _LAYOUT = re.compile(r"(\d{1,9})x(\d{1,9})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What is known of a run; unknown fields are None.
+    """The known facts about a run; None for unknown facts.
 
     Args:
         source: where the facts come from, for people.
         strategy: how the ranks share the model.
-        optimizer: what it keeps.
+        optimizer: the optimizer.
         keep: save_total_limit.
-        is_mixed: whether it computes in 16 bits and trains in 32.
+        is_mixed: whether the training computes in 16 bits and keeps the weights in 32 bits.
         lora_rank: the rank of the adapter.
-        lora_targets: the modules that it changes.
+        lora_targets: the modules that the adapter changes.
         nodes: the number of pods.
         gpus: the number of ranks of each pod.
-        grace_s: the grace period.
-        slots: how many snapshots the host memory holds.
-        step_s: how long a training step takes.
+        grace_s: the grace period, in seconds.
+        slots: the number of snapshots that the host memory holds.
+        step_s: the time of a training step, in seconds.
         measured_bytes: the size of a checkpoint that was written.
-        notes: sentences for people: what cannot be read, has no effect on the plan, or is planned as something else.
+        notes: sentences for people about values that cannot be read, have no effect on the plan, or are planned as
+            other values.
     """
 
     source: str = ""
@@ -91,7 +92,7 @@ def find_optimizer(name: str, option: str = "--optimizer") -> Optimizer:
     """The optimizer that a user has named.
 
     Raises:
-        UsageError: its states are not known.
+        UsageError: the states of this optimizer are not known.
     """
     found = optimizer_named(name)
     if found is None:
@@ -108,7 +109,7 @@ def find_optimizer(name: str, option: str = "--optimizer") -> Optimizer:
 
 
 def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
-    """What `training_args.to_json_string()` has written.
+    """The facts in a file that `training_args.to_json_string()` has written.
 
     Args:
         path: the path of the file.
@@ -146,14 +147,13 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
 
 
 def _notes_on(record: Mapping[str, Any], path: Path, known: Container[str]) -> Iterator[str]:
-    """Fields that have a value, but no effect on the plan, although a reader may expect one."""
+    """Notes on fields that a reader may expect to change the plan, although they do not."""
     limit = record.get("save_total_limit")
     if "keep" not in known and type(limit) is int and limit < 1:
         yield f"save_total_limit = {limit} in {shown_path(path)}: below 1, the Trainer deletes no checkpoint"
     if record.get("save_strategy") == "no":
         yield (
-            f"save_strategy is 'no' in {shown_path(path)}: the plan is that of a run that saves, as `safepoint run` "
-            "does"
+            f"save_strategy is 'no' in {shown_path(path)}: the plan is for a run that saves, as `safepoint run` does"
         )
     fsdp = record.get("fsdp")
     words = fsdp.split() if isinstance(fsdp, str) else cast("list[Any]", fsdp) if isinstance(fsdp, list) else []
@@ -196,7 +196,7 @@ def _wrong(path: Path, name: str, value: object, fix: str) -> UsageError:
 
 
 def _flag(record: Mapping[str, Any], name: str, path: Path) -> bool:
-    """A field that is true or false. A string such as "true" is refused: a plan without it would be wrong."""
+    """A field that is true or false. A string such as "true" is refused: a plan that ignored it would be wrong."""
     value = record.get(name)
     if value is not None and type(value) is not bool:
         raise _wrong(path, name, value, f"{name} must be true or false, without quotes")
@@ -218,7 +218,10 @@ def _count(record: Mapping[str, Any], name: str) -> int | None:
 
 
 def _kept(record: Mapping[str, Any], path: Path) -> int | None:
-    """How many checkpoints stay. Even with a limit of 1, the best one stays beside the newest."""
+    """The number of checkpoints that stay; None without a limit.
+
+    With `load_best_model_at_end`, at least two stay: the newest checkpoint, and the best.
+    """
     stated = record.get("save_total_limit")
     if stated is not None and type(stated) is not int:
         raise _wrong(
@@ -231,7 +234,7 @@ def _kept(record: Mapping[str, Any], path: Path) -> int | None:
 
 
 def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
-    """The strategy that the fields `deepspeed` and `fsdp` name; None if there are none.
+    """The strategy that the fields `deepspeed` and `fsdp` name; None if both are missing or empty.
 
     Args:
         record: TrainingArguments.
@@ -282,7 +285,7 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
         return cast("dict[str, Any]", value)
     if not isinstance(value, str):
         raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy")
-    # The path is relative to the script, whose place is unknown. Look beside the arguments instead.
+    # The path is relative to the folder of the script. This folder is unknown, so look beside the arguments.
     file = next((one for one in (Path(value), path.parent / value) if os.path.exists(one)), None)
     if file is None:
         what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
@@ -297,11 +300,10 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
 # ---- a checkpoint --------------------------------------------------------------------------------------------------
 
 _ZERO3 = re.compile(r"global_step\d+/zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
-_RNG = re.compile(r"rng_state_\d+\.pth")
 
 
 def given_by_files(sizes: Mapping[str, int], *, source: str) -> Given:
-    """The facts that the files of a checkpoint show: the strategy, the ranks, and their size.
+    """The facts that the files of a checkpoint show: the strategy, and the size of all files together.
 
     Args:
         sizes: path → size in bytes, for all files.
@@ -325,7 +327,7 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
     """Rank, modules and base model of an `adapter_config.json`.
 
     Raises:
-        UsageError: the adapter is not LoRA, or its rank is invalid. A plan of all weights would be that of another
+        UsageError: the adapter is not LoRA, or its rank is invalid. A plan of all weights would be for another
             training.
     """
     kind = record.get("peft_type", "LORA")

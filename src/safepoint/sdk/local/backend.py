@@ -129,7 +129,7 @@ class LocalBackend(RuntimeBackend):
         return name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
-        """All jobs of this machine, oldest first, also those of other programs and of `safepoint submit`."""
+        """All jobs of this machine, oldest first, including jobs of other programs and of `safepoint submit`."""
         if runtime is not None and runtime.name != constants.DEFAULT_TRAINING_RUNTIME:
             return []
         with as_kubeflow_raises(), LocalJobs() as jobs:
@@ -153,8 +153,8 @@ class LocalBackend(RuntimeBackend):
     ) -> Iterator[str]:
         """The output of a step.
 
-        The step `node-N` has the output of the node's launcher and ranks, and `rank-N` that of one rank.
-        `dataset-initializer` and `model-initializer` have the output of the fetch before the ranks start.
+        The step `node-N` has the output of the node's launcher and ranks. The step `rank-N` has the output of one
+        rank. `dataset-initializer` and `model-initializer` have the output of the downloads before the ranks start.
         """
         with as_kubeflow_raises(), LocalJobs() as jobs:
             jobs.job(name)
@@ -217,7 +217,7 @@ class LocalBackend(RuntimeBackend):
             return self._train_job(jobs, jobs.suspend(name, timeout_s=timeout), is_stopped=True)
 
     def resume_job(self, name: str) -> TrainJob:
-        """Continue a suspended or failed job, from its process image if that is newer than all checkpoints."""
+        """Continue a suspended or failed job. If its process image is newer than all checkpoints, use the image."""
         with as_kubeflow_raises(), LocalJobs() as jobs:
             job = jobs.resume(name)
             if job.message:
@@ -259,13 +259,13 @@ class LocalBackend(RuntimeBackend):
             return self._train_job(jobs, change(jobs))
 
     def plan_job(self, trainer: TransformersTrainer, initializer: types.Initializer | None) -> JobPlan:
-        """What a job of this trainer will need."""
+        """The needs of a job of this trainer."""
         untyped: Any = trainer
         ranks = share_for(untyped.resources_per_node, machine=count_slots()).ranks
         return plan_for(trainer, initializer, ranks_per_node=ranks)
 
     def read_watched(self, name: str) -> tuple[JobView, JobDetails]:
-        """What `watch_job` shows of a job now."""
+        """The facts about a job that `watch_job` shows now."""
         with LocalJobs() as jobs:
             job = jobs.job(name)
             view = view_of(job, jobs.progress_of(job), jobs.output_of(job))
@@ -286,7 +286,7 @@ class LocalBackend(RuntimeBackend):
 
 @contextlib.contextmanager
 def _images_at(place: str) -> "Generator[tuple[ImageLocation, str | None]]":
-    """The images at a location, with this user's key; and the name of the image if `place` names one."""
+    """The images at a location, opened with this user's key, and the name of the image if `place` names one."""
     from safepoint.transparent.images.opening import key_of, open_images, parse_images  # imports numpy
 
     location, name = parse_images(place)

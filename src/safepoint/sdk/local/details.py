@@ -1,4 +1,4 @@
-"""What a notebook shows of a job of this machine beside its record, read from files of this machine."""
+"""Reads the details of a job of this machine for a notebook: curves, attempts, events and checkpoints."""
 
 from safepoint.checkpoint.tools.documents import OURS, state_of
 from safepoint.errors import NotFoundError, SafepointError
@@ -11,7 +11,7 @@ from safepoint.progress.metric_history import current_points, read_points
 from safepoint.storage.location import parse_location
 
 _READ_WITHIN_S = 1.0
-"""A folder of a server that does not answer must not delay the rest."""
+"""The time limit for reading the checkpoints, in seconds: a file server that does not answer must not block."""
 
 
 def read_details(name: str, created: str) -> JobDetails:
@@ -19,7 +19,7 @@ def read_details(name: str, created: str) -> JobDetails:
 
     Args:
         name: the full name of the job.
-        created: when it was created; a later job may have its name.
+        created: when the job was created. A later job may have the same name.
 
     Raises:
         NotFoundError: the job does not exist any more.

@@ -22,7 +22,7 @@ from safepoint.storage.location import parse_location
 from safepoint.storage.options import StorageOptions
 
 TARGETS = {"dataset": constants.DATASET_PATH, "model": constants.MODEL_PATH}
-"""Where a function for a pod finds what the initializers have fetched."""
+"""The folders in which a function for a pod expects the downloads of the initializers."""
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _TEXTS = ("access_token", "endpoint", "access_key_id", "secret_access_key", "region", "role_arn")
 _FORMS = "'hf://<owner>/<repository>', or the path of a folder, which begins with / or ./ or ~"
@@ -36,7 +36,7 @@ _CACHE_KINDS = tuple(getattr(types, name) for name in ("DataCacheInitializer",) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What is fetched before the ranks start.
+    """The data that is downloaded before the ranks start.
 
     Args:
         inputs: the data set and the model.
@@ -52,7 +52,7 @@ def inputs_of(given: types.Initializer | None, folder: str, claim_folder: Callab
 
     Args:
         given: Kubeflow's initializer, or None.
-        folder: the folder of the job; relative paths begin there.
+        folder: the folder that the job runs in. Relative paths begin in this folder.
         claim_folder: returns the folder of this machine for a location `pvc://<claim>/<path>`.
 
     Raises:

@@ -1,9 +1,9 @@
 """Provides, on this machine, the folders that a function for a pod expects.
 
 A function for a pod may read and write below `/mnt/kubeflow-checkpoints`, where OpenShift AI mounts a claim (a
-volume). On this machine that path becomes a link to the folder of the claim. Options may mount volumes at further
-paths, which must exist. Promises: what exists at these paths is not changed. If a folder is missing, the job is
-refused, with a message that has the command that makes a link.
+volume). On this machine, this path becomes a link to the folder of the claim. Options may mount volumes at further
+paths, which must exist. Promises: files and folders that exist at these paths are not changed. If a folder is missing
+and cannot be provided, the job is refused. The message has a command that makes a link.
 """
 
 import logging
@@ -15,12 +15,12 @@ from safepoint.errors import UsageError
 from safepoint.jobs.local.paths import cache_folder
 
 POD_FOLDER = "/mnt/kubeflow-checkpoints"
-"""Where the root of a claim is mounted in OpenShift AI's pods."""
+"""The path at which OpenShift AI's pods mount the root of a claim."""
 _log = logging.getLogger("safepoint")
 
 
 def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
-    """If one of the texts contains `POD_FOLDER`, make sure that this machine has that folder.
+    """If one of the texts contains `POD_FOLDER`, check that this machine has that folder, or make it as a link.
 
     Args:
         texts: the program of a job, its arguments, and the values of its variables.

@@ -1,4 +1,4 @@
-"""The runtime of this machine, and which runtimes of a cluster it can stand in for."""
+"""The runtime of this machine, and the check whether it can be used in place of a runtime of a cluster."""
 
 import logging
 import re
@@ -37,13 +37,13 @@ def check_runtime(given: str | types.Runtime, python: str) -> None:
     """Check that the runtime of this machine can be used instead of `given`. Log a warning if it differs.
 
     Args:
-        given: the name of a runtime, or a runtime. Only a runtime states its framework; the framework of a name is
-            recognized by the name.
+        given: a runtime, or the name of a runtime. A runtime states its framework. For a name, the framework is
+            derived from the name.
         python: the interpreter that runs the jobs.
 
     Raises:
         UnsupportedError: the framework of the runtime is not PyTorch.
-        NotFoundError: there is no runtime of this name, and the name is not that of a runtime for PyTorch.
+        NotFoundError: there is no runtime of this name, and the name does not show that the runtime is for PyTorch.
     """
     own, name = constants.DEFAULT_TRAINING_RUNTIME, given if isinstance(given, str) else given.name
     if name == own:

@@ -82,7 +82,7 @@ def checked_trainer(trainer: Any) -> types.CustomTrainer:
     elif isinstance(trainer, types.BuiltinTrainer):
         why, hint = "TorchTune, which reports no steps", f"write the training as a function: {hint}"
     else:
-        why = "a trainer that it does not know"
+        why = "an unknown kind of trainer"
     raise UnsupportedError(
         f"trainer is a {type(trainer).__name__}, {why}, which cannot run on this machine; nothing was started",
         hint=hint,
@@ -101,7 +101,7 @@ def local_job(
         trainer: describes the training.
         config: how jobs run on this machine.
         name: the name of the job; derived from the program's name when None.
-        initializer: what is fetched before the ranks start.
+        initializer: names the data that is downloaded before the ranks start; None if there is no such data.
 
     Raises:
         UsageError: a field is invalid, or not supported on this machine.
@@ -165,7 +165,7 @@ def _local_job(
         data_connection=transformers.data_connection_name if transformers is not None else None,
         priority=config.priority,
         packages=tuple(trainer.packages_to_install or ()),
-        # If the trainer has the default, there are no indexes here, so that pip uses those of its own configuration.
+        # If the trainer has the default, there are no indexes here. Then pip uses the indexes of its configuration.
         package_indexes=() if list(trainer.pip_index_urls) == _DEFAULT_INDEX else tuple(trainer.pip_index_urls),
         inputs=inputs.inputs,
     )

@@ -1,8 +1,8 @@
 """Converts the `TrainingHubTrainer` of Red Hat's version of the SDK into a trainer for a job of this machine.
 
-In a pod, one process calls a function of the library training-hub, and this function starts the ranks by itself. On
-this machine it is the same: the job has one rank, which calls the function. The class is recognized by its name and
-its fields, because Red Hat's version is in no package index.
+In a pod, one process calls a function of the library training-hub, and this function starts the ranks by itself. A
+job on this machine does the same: the job has one rank, and this rank calls the function. The class is recognized by
+its name and its fields, because Red Hat's version is in no package index.
 """
 
 import inspect
@@ -24,7 +24,7 @@ _LIBRARY = "training-hub"
 
 @dataclass
 class TrainingHubJob(types.CustomTrainer):
-    """A trainer whose one rank starts further processes by itself, with the fields of `CustomTrainer`."""
+    """A `CustomTrainer` for a job with one rank, which starts further processes by itself."""
 
 
 START = """\
@@ -38,7 +38,7 @@ START = """\
         ):
             del os.environ[name]
 """
-"""What the script of such a job does before it calls the function: a pod has none of these variables."""
+"""The lines that the script of such a job runs before the function: they delete variables that pods do not have."""
 
 
 def run_algorithm(algorithm: str, arguments: dict[str, object]) -> None:

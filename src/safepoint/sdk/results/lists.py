@@ -1,4 +1,4 @@
-"""The lists that the client returns: lists, as Kubeflow's client returns them, which notebooks show as tables."""
+"""The lists that the client returns. They are lists, as in Kubeflow's client, and notebooks show them as tables."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -32,7 +32,7 @@ class JobList(list[TrainJob]):
         printer.text(repr(self) if cycle or not views else jobs_text(views))
 
     def _views(self) -> "list[JobView] | None":
-        """What is shown of the jobs; None if the list has an object of which nothing is known."""
+        """The views of the jobs; None if an object in the list has no view."""
         views = [view for job in self if (view := getattr(job, "view", None)) is not None]
         return views if len(views) == len(self) else None
 

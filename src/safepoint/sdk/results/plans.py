@@ -1,4 +1,4 @@
-"""What a job will need, before it is submitted: sizes of checkpoints, memory of snapshots, time of a save."""
+"""The needs of a job before it is submitted: sizes of checkpoints, memory of snapshots, and the time of a save."""
 
 import contextlib
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ _UNKNOWN = "neither func_args nor the initializer names a model that is on this 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What a job will need. A notebook shows it as a table.
+    """The needs of a job. A notebook shows them as a table.
 
     Args:
-        needs: sizes in bytes and times in seconds; or, as `problem`, why they are not known.
+        needs: sizes in bytes and times in seconds. If they are not known, the field `problem` says why.
         grace_period_seconds: the time between SIGTERM and SIGKILL that the trainer sets; None if it sets none.
     """
 
@@ -56,12 +56,12 @@ def plan_for(
 
 
 def needs_for(trainer: TransformersTrainer, outline: JobOutline, *, model_uri: str | None) -> JobNeeds | None:
-    """What a job needs, if the arguments of its program or its initializer name a model that is on this machine.
+    """The needs of a job; None if its arguments and its initializer name no model that is on this machine.
 
     Args:
         trainer: describes the training.
         outline: the outline of the job.
-        model_uri: the `storage_uri` of its model initializer.
+        model_uri: the `storage_uri` of its model initializer; None without one.
     """
     arguments: list[str] = []
     if callable(trainer.function):

@@ -1,4 +1,4 @@
-"""Turns the files that a framework's save routine would write into images: the bytes of the files, in memory.
+"""Makes images of the files that a framework's save routine would write. An image is the bytes of a file, in memory.
 
 While a capture is open, these functions make an image of each file below one folder, and do not write it:
 

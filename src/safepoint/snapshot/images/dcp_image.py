@@ -2,9 +2,9 @@
 
 An image is the bytes that a file will have, in memory.
 
-The format is that of torch.distributed.checkpoint (DCP): the items of one rank, one after the other, each as
-`torch.save` would write it to a file of its own. The checkpoint's metadata file says where each item begins. In an
-image the tensors come first, so that their offsets do not depend on the length of the other items, such as numbers.
+The format is DCP's (torch.distributed.checkpoint): the items of one rank, one after the other, each as `torch.save`
+would write it to a file of its own. The checkpoint's metadata file says where each item begins. In an image the
+tensors come first, so that their offsets do not depend on the length of the other items, such as numbers.
 """
 
 import functools

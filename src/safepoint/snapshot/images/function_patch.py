@@ -17,10 +17,10 @@ class FunctionPatch:
         self._seen: dict[int, int] = {}
         """The modules that were searched, by `id`, with the number of names that each had."""
         self._searched: tuple[int, str] | None = None
-        """How many modules there were after the last search, and the newest; None if a module was left out."""
+        """The number of modules after the last search, and the newest module; None if a module was left out."""
 
     def look_again(self) -> None:
-        """Let the next search include modules that have got names since the last one."""
+        """Let the next search include modules that have got names since the last search."""
         self._searched = None
         for module in list(sys.modules.values()):
             if isinstance(module, type(os)) and self._seen.get(id(module)) != len(vars(module)):

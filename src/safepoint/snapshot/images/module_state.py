@@ -1,4 +1,4 @@
-"""State dicts of modules and optimizers: the same objects at each save while only the content of tensors changes.
+"""State dicts of modules and optimizers. A save gets the same objects if only the content of tensors has changed.
 
 Making and comparing state dicts takes most of the time at a boundary (between two optimizer steps). So the last state
 dict is returned again while every tensor has the same address, type, shape and strides (`TensorPlaces`).
@@ -123,7 +123,7 @@ class OptimizerState:
         self._outline = _outline_of(self.optimizer)
         self._places = TensorPlaces(values)
         self._indices = [group["params"] for group in packed["param_groups"]]
-        # The dictionaries are copied, because the optimizer adds entries to its own ones.
+        # The dictionaries are copied, because the optimizer adds entries to its own dictionaries.
         self._last = {key: dict(one) for key, one in state.items()}
 
     def _holds(self) -> bool:

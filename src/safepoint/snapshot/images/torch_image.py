@@ -1,7 +1,8 @@
 """The image of a file that `torch.save` writes: the bytes that the file will have, in memory.
 
-Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value of
-the outermost dictionary is kept, and used again as long as only the content of the tensors in the value has changed.
+Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value in
+the outermost dictionary is kept. The pickle is used again if nothing in the value has changed except the content of
+its tensors.
 """
 
 import io
@@ -17,7 +18,7 @@ from safepoint.snapshot.images.torch_archive import PICKLE_BEGIN, PICKLE_END, St
 
 _PROTOCOL = 2
 _KEPT_BYTES = 16 << 20
-"""An image with a larger pickle is not kept, but composed at each save. 100,000 tensors have a smaller pickle."""
+"""If the pickle has more bytes, the image is not kept, but composed at each save. 100,000 tensors need less."""
 _typed_storage: Any = torch.storage.TypedStorage
 _torch: Any = torch
 _rebuild: Any = _torch._utils._rebuild_tensor_v2
@@ -118,7 +119,7 @@ class _Pickler(pickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        # The same result as torch's own reduction of a plain tensor, in a third of the time.
+        # This has the same result as torch's own reduction of a plain tensor, and takes a third of the time.
         if type(obj) is not torch.Tensor or not is_plain(obj) or obj.__dict__ or obj._backward_hooks:
             return NotImplemented
         name = _storage_names.get(obj.dtype)
@@ -136,7 +137,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _LoneTensor:
-    """Stands for a contiguous tensor on the CPU that has a storage for itself."""
+    """Stands for a contiguous tensor on the CPU that has a storage of its own."""
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         like = torch.empty(shape, dtype=dtype, device="meta")
@@ -174,13 +175,16 @@ class _Seen:
         self.tensor = tensor
         self.number = storages.number(tensor.untyped_storage())
         self.entry = storages.entries[self.number]
-        # An empty view has no address. So if its storage is not empty, a change of the storage cannot be detected,
-        # and -1 makes sure that the tensor is pickled again.
+        # An empty view has the address 0, even if its storage is not empty. So the address would not show that the
+        # storage has changed. No tensor has the address -1, so this value makes sure that the view is pickled again.
         self.address = tensor.data_ptr() or (-1 if self.entry.num_bytes else 0)
         self.meta = _meta(tensor)
 
     def is_still(self, tensor: torch.Tensor, storages: _Storages) -> bool:
-        """Whether `tensor` would be pickled to the same bytes. If so, this call adds its storage to `storages`."""
+        """Whether `tensor` would be pickled to the same bytes.
+
+        The call may add the storage of `tensor` to `storages`, even if the answer is False.
+        """
         # `_meta` is compared even if `tensor` is the same object, because the shape, the strides and requires_grad of
         # a tensor can be changed in place.
         if tensor.data_ptr() != self.address or _meta(tensor) != self.meta:
@@ -204,7 +208,7 @@ class _Seen:
 class _Chunk:
     """The pickle of one value, and the outline of the value: everything that the pickle depends on (`_outline`).
 
-    The pickle, and what the outline records, do not change when the value changes later.
+    If the value changes later, its pickle and its outline here stay as they were.
     """
 
     def __init__(self, value: Any, storages: _Storages) -> None:
@@ -259,7 +263,7 @@ def _outline(value: Any, found: list[Any]) -> bool:
         return all(type(key) in _SCALARS for key in keys) and all(_outline(item, found) for item in value.values())
     if kind in {list, tuple}:
         found.extend((kind, len(value)))
-        # This check is fast for the many numbers of an optimizer's parameters.
+        # An optimizer's state has long lists of numbers: the indices of the parameters. This check is fast for them.
         if all(type(item) in _SCALARS for item in value):
             found.extend(value)
             return True
@@ -291,8 +295,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees the following. If `value` is the same object as in the last call, it
-                holds the same tensors as then. If `value` is a dictionary, this also applies to each value in it.
+            trusts: whether the caller guarantees that the same object holds the same tensors as in the last call. The
+                guarantee covers `value` and, if `value` is a dictionary, each value in the dictionary.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.
@@ -321,9 +325,9 @@ class TorchImages:
             pieces=self._pieces,
             archives=(layout.archive,),
         )
-        # A large pickle contains data that is not in tensors. `_chunks` holds this data already. The whole pickle
-        # would hold the data a second time, and the image, whose literals contain the pickle, a third time. So
-        # neither is kept.
+        # A large pickle contains data that is not in tensors. `_chunks` already holds this data. The whole pickle
+        # would be a second copy. The literals of the image contain the pickle, so the image would be a third copy. So
+        # neither the pickle nor the image is kept.
         is_kept = len(pickled) <= _KEPT_BYTES
         self._pickled, self._image = (pickled, image) if is_kept else (b"", None)
         return image

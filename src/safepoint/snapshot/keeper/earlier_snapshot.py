@@ -37,7 +37,7 @@ class EarlierSnapshotLinks:
         self._links: Path | None = None
 
     def find(self) -> EarlierSnapshot | None:
-        """Wait until the requested snapshots of the earlier ranks are written, and return the newest complete one.
+        """Wait until the requested snapshots of the earlier ranks are written. Return the newest complete snapshot.
 
         The caller holds `KeeperState.changed`. With several nodes the result is None.
         """
@@ -83,7 +83,7 @@ def _saved_files(facts: CheckpointFacts) -> dict[str, FileEntry]:
 
 
 def _link(source: Source, folder: Path, saved: FileEntry | None) -> FileEntry:
-    """Make one of the files of a complete snapshot in `folder`.
+    """Make one file of a complete snapshot in `folder`.
 
     If the file has a block of shared memory to itself, make a link to this block, through `/proc/<pid>/fd` of this
     process. If the block also holds other files, make a copy.

@@ -43,7 +43,7 @@ class Reporter:
         (self.log.warning if event.is_warning else self.log.info)("%s", event.line)
 
     def report_superseded(self, event: Event) -> None:
-        """Report that a newer snapshot has replaced one that waited to be written.
+        """Report that a newer snapshot has replaced a snapshot that waited to be written.
 
         This may happen at every step. So the console shows it at most once a minute.
         """

@@ -87,10 +87,10 @@ class Rank:
 
 
 class RankGroup:
-    """The ranks of this node from one start or restart to the next.
+    """The ranks of this node that were started together.
 
     Args:
-        restart: how often the ranks had been restarted.
+        restart: how many times the ranks have been restarted; 0 for the first start.
         num_ranks: how many ranks this node has.
     """
 
@@ -202,7 +202,8 @@ class KeeperState:
             return group, rank
 
     def forget_earlier(self) -> None:
-        """With `changed` held: wait until the earlier ranks' requested snapshots are written. Free their memory."""
+        """Wait until the earlier ranks' requested snapshots are written. Free their memory. The caller holds
+        `changed`."""
         while (earlier := self.earlier) is not None:
             self.changed.wait_for(lambda earlier=earlier: self.earlier is not earlier or self.is_done(earlier))
             if self.earlier is earlier:

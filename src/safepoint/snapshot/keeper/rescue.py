@@ -18,11 +18,11 @@ _COPYING_S = 2.0
 
 
 def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
-    """With `KeeperState.changed` held: request a checkpoint of the newest complete snapshot that all nodes have.
+    """Request a checkpoint of the newest complete snapshot that all nodes have. The caller holds `state.changed`.
 
     Returns:
-        The snapshot; None if no snapshot is complete. With several nodes always None, because the keepers first agree
-        on a snapshot; a thread then makes the request.
+        The snapshot; None if no snapshot is complete. With several nodes, the result is always None: a thread first
+        agrees with the other keepers on a snapshot, and then makes the request.
     """
     facts = next((one.facts for one in group.registry.snapshots if one.facts is not None), None)
     if facts is not None and facts.num_nodes > 1:
@@ -30,7 +30,7 @@ def rescue(state: KeeperState, group: RankGroup) -> Snapshot | None:
             try:
                 threading.Thread(target=_rescue_with_others, args=[state, group, facts], daemon=True).start()
                 group.is_rescuing = True
-            except RuntimeError as error:  # no further thread is possible now
+            except RuntimeError as error:  # no thread can be started now
                 group.is_rescued = True  # otherwise this process would wait for the thread, and never end
                 state.reporter.log.warning("the snapshots in memory are not saved: %s", error)
         return None
@@ -65,7 +65,7 @@ def leave_with_newest(state: KeeperState, group: RankGroup, abandoned_step: int,
         state: the state of the keeper.
         group: the ranks that must end.
         abandoned_step: the step that the ranks do not finish.
-        reason: why, for people.
+        reason: why the ranks must end, for people.
     """
     with state.changed:
         registry = group.registry

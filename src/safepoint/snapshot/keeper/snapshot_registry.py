@@ -132,7 +132,7 @@ class SnapshotRegistry:
         facts: CheckpointFacts | None = None,
         number: int = 0,
     ) -> Snapshot:
-        """Register that a rank begins its part of a snapshot; the arguments are those of `BeginSnapshot`.
+        """Register that a rank begins its part of a snapshot. `BeginSnapshot` describes the arguments.
 
         Returns:
             The snapshot. If a rank has cancelled the snapshot, or has begun a later snapshot of the step, the result
@@ -235,7 +235,7 @@ class SnapshotRegistry:
         return None
 
     def take_superseded(self) -> list[Snapshot]:
-        """Remove and return the requested snapshots that wait although a newer requested one is complete."""
+        """Remove and return the requested snapshots that a newer complete snapshot, also requested, has replaced."""
         newest = self.newest_complete
         if newest is None or not newest.is_requested:
             return []
@@ -277,7 +277,7 @@ class SnapshotRegistry:
         return True
 
     def newly_free(self, rank: int, blocks: set[int]) -> list[int]:
-        """Those of `blocks` that have become free since the last call."""
+        """The numbers in `blocks` whose blocks have become free since the last call."""
         free = [b for b in sorted(blocks) if (rank, b) not in self._reported_free and self.is_free(rank, b)]
         self._reported_free |= {(rank, block) for block in free}
         return free

@@ -17,7 +17,8 @@ from safepoint.snapshot.protocol.messages import BlockPopulated, ReturnBlock
 from safepoint.snapshot.staging.device_copy import pin
 
 _SMALL_STATE_BYTES = 256 << 20
-"""If three snapshots together are at most this large, the arena has slots for three snapshots, otherwise for one."""
+"""If three snapshots together are at most this large, the arena has slots for three snapshots. If not, it has one
+slot."""
 _MAX_SLOTS = 3
 _SLACK_BYTES = 16 << 20
 
@@ -194,7 +195,7 @@ class Arena:
         self._keeper.send(ReturnBlock(number=block.number))
 
     def close(self) -> None:
-        """Release all blocks. The keeper keeps those that it still needs."""
+        """Release all blocks. The keeper keeps the blocks that it still needs."""
         self.wait_prepared()
         self._blocks.clear()
 

@@ -31,7 +31,7 @@ class KeeperClient:
         channel: the connection.
         rank: the number of this rank in the job.
         num_ranks: how many ranks this node has.
-        restart: how often the ranks have been restarted.
+        restart: how many times the ranks have been restarted; 0 for the first start.
         on_leave: called on the receiving thread when the keeper sends `Leave`. The function has to end this rank.
     """
 
@@ -174,8 +174,8 @@ class KeeperClient:
         """Notify the keeper that these blocks are about to be overwritten."""
         with self._changed:
             self._free -= {block.number for block in blocks}
-        # Sent before the first byte is overwritten, because the keeper must not write a snapshot that is partly
-        # overwritten.
+        # The message is sent before the first byte is overwritten, because the keeper must not write a snapshot that
+        # is partly overwritten.
         self.send(messages.OverwriteBlocks(numbers=tuple(block.number for block in blocks)))
 
     def mark_free(self, blocks: Sequence[Block]) -> None:
@@ -236,7 +236,9 @@ class KeeperClient:
             return outcome
         if step not in self._requests:
             return Outcome(step=step, error="its save was not requested, or was requested too long ago")
-        return Outcome(step=step, error="the keeper ended" if not self.is_alive else "the deadline passed first")
+        return Outcome(
+            step=step, error="the keeper ended" if not self.is_alive else "the save takes longer than the wait"
+        )
 
     # ---- the job ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Snapshotter:
     Args:
         keeper: the connection to the keeper of this node.
         optimizers: the optimizers of the training. Tensors that change only when an optimizer steps are copied during
-            the next forward and backward. With None, all tensors are copied at the boundary.
+            the next forward and backward. If None, all tensors are copied at the boundary.
         slots: see `Arena`.
         on_torn: called with the step of a snapshot whose tensors were changed while they were copied.
     """

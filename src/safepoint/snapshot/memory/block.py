@@ -51,10 +51,10 @@ def are_available() -> bool:
 
 
 class Block:
-    """One mapped block; unmapped by `close`, or with the last reference to it.
+    """One mapped block. It is unmapped by `close`, or when the last reference to it is gone.
 
     Args:
-        number: identifies the block among those of its rank.
+        number: identifies the block among the blocks of its rank.
         descriptor: the file descriptor of the memory. The block closes this descriptor.
         capacity_bytes: how much is mapped, a multiple of the page size.
 

@@ -5,9 +5,9 @@ The keeper is the process of a node that writes snapshots to disk.
 The socket is in the abstract namespace: it has no file that would have to be removed. Any user may listen under such
 a name, so rank and keeper each check that the process at the other end belongs to the same user.
 
-A keeper has several possible names, and uses the first one that is free. The names are computed from a key that other
-users do not know. They see a name only while a keeper uses it. When this keeper dies, they can take this name, but
-not the name that the next keeper with the same key will use.
+A keeper has several possible names, and uses the first free name. The names are computed from a key that other users
+do not know. They see a name only while a keeper uses it. When this keeper dies, they can take this name, but not the
+name that the next keeper with the same key will use.
 """
 
 import errno

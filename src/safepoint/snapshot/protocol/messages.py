@@ -124,7 +124,7 @@ class EarlierSnapshot:
     """The newest snapshot that the ranks left in memory before their restart.
 
     Args:
-        folder: a folder with its files. Large files are links into the keeper's memory, small ones are copies.
+        folder: a folder with its files. Large files are links into the keeper's memory, small files are copies.
         manifest: its manifest, as JSON.
         is_durable: whether it is a checkpoint too.
     """
@@ -142,12 +142,12 @@ class KeeperPlan:
         key: ranks find the keeper by this key; see `channel.names_of`. The command line has the name of the socket
             instead of the key, because everyone can read a command line.
         listening: the descriptor of the socket that listens.
-        owner_pid: the pid of a process. The keeper runs at least as long as that process; with None, at least as long
-            as the keeper's stdin is open.
+        owner_pid: the pid of a process. The keeper runs at least as long as this process. If None, the keeper runs at
+            least as long as its stdin is open.
         verbosity: the verbosity of the console.
         scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
             owner is killed. The keeper notices a kill only if `owner_pid` is None.
-        events: a file for the job's events, besides the one in the output folder.
+        events: a file for the job's events, besides the event file in the output folder.
     """
 
     key: str = field(repr=False)
@@ -169,7 +169,7 @@ class Hello:
         version: the version of the protocol.
         rank: the number of this rank in the job.
         num_ranks: how many ranks this node has.
-        restart: how often the ranks have been restarted.
+        restart: how many times the ranks have been restarted; 0 for the first start.
     """
 
     version: int = VERSION
@@ -305,7 +305,7 @@ class AbandonStep:
 
     Args:
         step: the step that the ranks do not finish.
-        reason: why, for people.
+        reason: why they do not finish it, for people.
     """
 
     step: int
@@ -382,7 +382,7 @@ class Leave:
     Args:
         step: the step of the snapshot that is now a checkpoint; None if no snapshot could be made durable.
         abandoned_step: the step that the ranks do not finish.
-        reason: why, for people.
+        reason: why the ranks end, for people.
     """
 
     step: int | None

@@ -23,7 +23,7 @@ class Owner(NamedTuple):
     """The optimizer that alone changes a storage.
 
     Args:
-        number: the number of the optimizer among those of the guard.
+        number: the number of the optimizer among the optimizers of the guard.
         tensors: the optimizer's tensors in the storage; each may have a version counter of its own.
     """
 
@@ -89,8 +89,8 @@ class Guard:
         """Find out again which tensors the optimizers own; call it at a boundary, before `owner_of`.
 
         Args:
-            has_new_pieces: whether `owner_of` will be called with new pieces. With False, this call does nothing
-                if the known tensors of the optimizers have the same addresses as before.
+            has_new_pieces: whether `owner_of` will be called with new pieces. If False, this call does nothing if the
+                known tensors of the optimizers have the same addresses as before.
         """
         addresses: list[int] = list(map(_data_ptr, self._tensors))
         are_there = addresses == self._addresses
@@ -141,7 +141,7 @@ class Guard:
 
 
 def _objects_of(optimizer: Any) -> list[Any]:
-    """Parameters, and the values of the state."""
+    """The parameters of an optimizer, and the values of its state."""
     parameters: list[Any] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return parameters + [value for state in optimizer.state.values() for value in state.values()]
 

@@ -29,7 +29,7 @@ from safepoint.snapshot.staging.guard import Guard
 _log = logging.getLogger("safepoint")
 _version = operator.attrgetter("_version")
 _CHUNK_BYTES = 32 << 20
-"""What one thread copies at a time, in about 4 ms."""
+"""The most bytes that a thread copies at a time. This takes about 4 ms."""
 _OPERATION_S = 1.0
 _LOOK_EVERY_S = 0.002
 SMALL_PIECE_BYTES = 64 << 10
@@ -166,7 +166,7 @@ class Stager:
 
         Args:
             work: what to copy.
-            guard: finds the tensors that only an optimizer changes; with None, this call returns when everything is
+            guard: finds the tensors that only an optimizer changes. If None, this call returns when everything is
                 copied.
 
         Returns:
@@ -269,7 +269,7 @@ class Stager:
             self._is_waited_for = False
 
     def _verify(self, work: Work, optimizers: Sequence[int]) -> None:
-        """Compare the versions of the copied tensors with those at the time of the snapshot."""
+        """Compare the versions of the copied tensors with their versions at the time of the snapshot."""
         with self._changed:
             for optimizer in optimizers:
                 # `pop`, because the tensors of each optimizer are compared only once.
@@ -361,8 +361,8 @@ class Stager:
         literals = image.literals
         if placed.offset or self._fixed.get(block.number) is not image.fixed:
             literals += image.fixed
-        # An archive has hundreds of fixed literals. If the block's last image had the same ones, the block contains
-        # them already.
+        # An archive has hundreds of fixed literals. If the block's last image had the same literals, the block
+        # contains them already.
         self._fixed[block.number] = image.fixed if placed.offset == 0 else ()
         for offset, content in literals:
             block.write(placed.offset + offset, content)
@@ -428,8 +428,8 @@ def when_between_operations(thread: int, call: Callable[[], None]) -> None:
     If that is impossible, `call` is never called.
 
     Args:
-        thread: its number; only the main thread is supported.
-        call: short; raises nothing.
+        thread: the number of the thread; only the main thread is supported.
+        call: a function that returns soon, and raises nothing.
     """
     if thread != threading.main_thread().ident:
         return

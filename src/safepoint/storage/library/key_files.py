@@ -48,7 +48,7 @@ class KeyFiles:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the files that have changed. Kubernetes renews tokens in this way.
+        """Read the files that have changed. Kubernetes, for example, renews a token in its file.
 
         Raises:
             AccessDeniedError: see the class.
@@ -76,7 +76,7 @@ class KeyFiles:
 
 
 class _FileInMemory:
-    """A file that has no name. Its content changes in one step, also for a library that opens it at that moment."""
+    """A file that has no name. Its content changes in one step, even if a library opens the file at that moment."""
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("safepoint-keys", os.MFD_CLOEXEC)

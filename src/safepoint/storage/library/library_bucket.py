@@ -1,12 +1,12 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-In an upload in parts, however, obstore repeats the requests. After an interruption, an upload starts again at the
-first byte.
+There are two exceptions: `put` sends its request once, and in an upload in parts, obstore repeats the requests. After
+an interruption, an upload starts again at the first byte.
 
-The server may be hostile. Objects are read as streams, and no more bytes are kept than were requested. A listing has
-the same limits as one of S3. What obstore itself keeps in memory is not limited: one page of a listing, and the text
-of an error. Each of them has to arrive within the time limit of one request.
+The server may be hostile. Objects are read as streams, and a read stops as soon as the requested bytes have arrived.
+A listing has the same limits as a listing of S3. Two things that obstore keeps in memory are not limited in size: one
+page of a listing, and the text of an error. Each of them has to arrive within the time limit of one request.
 """
 
 import contextlib
@@ -67,7 +67,8 @@ def make_client(
     client_options: dict[str, Any] = {
         "allow_http": True,
         "timeout": timedelta(seconds=timeout_s),
-        # `read_timeout` ends a request to a server that sends nothing, sooner than `timeout` ends a slow one.
+        # `timeout` limits a whole request. `read_timeout` limits each wait for bytes, so a request to a silent server
+        # ends sooner.
         "read_timeout": timedelta(seconds=min(timeout_s, options.request_timeout_s)),
         "connect_timeout": timedelta(seconds=min(timeout_s, 10.0)),
         "allow_invalid_certificates": not options.verify_tls,
@@ -84,7 +85,7 @@ def make_client(
 
 
 def _check_account(location: Location) -> None:
-    """Raise UsageError for an account's name that could lead to another host: obstore puts it into the address."""
+    """Raise UsageError if the account's name could lead to another host: obstore puts the name into the address."""
     for name, value in os.environ.items():
         if location.scheme is Scheme.AZ and name.upper() in _ACCOUNTS and not _ACCOUNT.fullmatch(value):
             raise UsageError(
@@ -115,7 +116,7 @@ class LibraryBucket:
         options: how to reach it.
 
     Raises:
-        UsageError: AZURE_STORAGE_ACCOUNT_NAME is not a valid name of an account.
+        UsageError: a variable that names the storage account is invalid.
         AccessDeniedError: see `KeyFiles`.
     """
 
@@ -137,8 +138,8 @@ class LibraryBucket:
             listing = Listing(f"LIST {self._name(prefix)}", self._object, until_s=deadline_s)
             return run_in_thread(lambda: listing.read(pages))
 
-        # One attempt reads all pages. If a later page fails, the whole listing is repeated, so that it never looks
-        # complete when it is not.
+        # One attempt reads all pages. If a later page fails, the whole listing is repeated, so that an incomplete
+        # listing is never returned.
         for found in self._call("LIST", prefix, everything, deadline_s):
             if found.key.startswith(prefix):  # a hostile server may list other names
                 yield found
@@ -178,7 +179,7 @@ class LibraryBucket:
         return self._call("GET", key, get, deadline_s)
 
     def _read(self, client: Client, key: str, options: Any, data: bytearray, most_bytes: int) -> None:
-        """Append an object, or a range of it, to `data`, until it has `most_bytes` bytes or a few more."""
+        """Append blocks of an object, or of a range, to `data`. Stop when `data` has at least `most_bytes` bytes."""
         stream: Any = obstore.get(client, key, options=options).stream(min_chunk_size=_READ_BYTES)
         for block in stream:
             data += memoryview(block)
@@ -203,8 +204,8 @@ class LibraryBucket:
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`. obstore repeats requests itself here, because a stream cannot be started again."""
-        # A file is passed as a stream too: if obstore read the file itself, `fence` could not be called after the
-        # last part.
+        # A file is passed as a stream, too. If obstore read the file itself, this method could not call `fence` after
+        # the last part.
         content = source if isinstance(source, Content) else _content_of(source)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)
         part_bytes = part_bytes_of(content.size_bytes, is_stream=True)
@@ -309,8 +310,9 @@ class LibraryBucket:
 
     def _client(self, timeout_s: float) -> Client:
         self._keys.refresh()
-        # A client has one timeout for all its requests. Timeouts are rounded down to a doubling series, so that few
-        # clients are needed.
+        # A client has one timeout for all its requests. To need only a few clients, round each timeout down to
+        # `request_timeout_s`, or to a value that is 2, 4, 8, … times larger or smaller. A timeout below 0.25 s counts
+        # as 0.25 s.
         rounded_s = self._options.request_timeout_s
         while rounded_s > max(timeout_s, _SHORTEST_TRY_S):
             rounded_s /= 2
@@ -347,7 +349,7 @@ def from_obstore(error: Exception, what: str) -> StorageError:
         return failures.from_status(403, "", what)
     if isinstance(error, obstore_errors.InvalidPathError | obstore_errors.NotSupportedError):
         # obstore cannot list an object whose name is not a valid path. Safepoint writes no such names, so another
-        # program wrote it.
+        # program wrote the object.
         is_name = isinstance(error, obstore_errors.InvalidPathError)
         hint = "delete that object, or name another location" if is_name else None
         return StorageError(f"{what}: the store does not support this: {printable(text.splitlines()[0])}", hint=hint)

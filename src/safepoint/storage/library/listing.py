@@ -1,7 +1,7 @@
 """Reads a listing of obstore within limits, because the server may be hostile.
 
 obstore requests the pages by itself, and shows neither the pages nor their markers. So a server could send names or
-empty pages without end, or the same page again and again. The limits are those of a listing of S3.
+empty pages without end, or the same page again and again. A listing of S3 has the same limits.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LIST_WITHIN_S = 1800.0
 _CHUNK_WITHIN_S = DEFAULT_WITHIN_S
 """How long a listing may continue without new names. A store may send a few empty pages."""
 _BYTES_OF_ITEM = 512
-"""What an object takes in memory, without its name."""
+"""The memory that an object takes, without its name."""
 _T = TypeVar("_T")
 
 
@@ -29,8 +29,8 @@ class Listing:
 
     Args:
         what: the request, for messages.
-        make: makes the object from its name and from what obstore states about it.
-        until_s: when to give up, by the monotonic clock; None for half an hour from now.
+        make: makes the object from its name and from obstore's description of it.
+        until_s: when to give up, by the monotonic clock. None, or a later time, means half an hour from now.
     """
 
     def __init__(self, what: str, make: Callable[[str, Any], StoredObject], *, until_s: float | None) -> None:

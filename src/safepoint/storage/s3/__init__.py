@@ -1,1 +1,1 @@
-"""Requests to S3 and compatible servers; they need nothing but the standard library."""
+"""Requests to S3 and compatible servers; they need only the standard library."""

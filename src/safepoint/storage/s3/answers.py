@@ -32,9 +32,9 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
 
     Raises:
         ElementTree.ParseError: the answer was cut off or damaged.
-        StorageError: the answer is not one that an S3 server sends.
+        StorageError: no S3 server sends such an answer.
     """
-    # The answers of S3 define no entities. An answer that defines one is refused: entities can expand without end.
+    # The answers of S3 define no entities. Any definition of an entity is refused: entities can expand without end.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise other_answer(what)
     # Other programs may upload under names with control characters, and not every server escapes these in a listing.
@@ -70,7 +70,7 @@ class _BoundedBuilder(ElementTree.TreeBuilder):
 def other_answer(what: str) -> StorageError:
     """The error for an answer to the request `what` that no S3 server would send."""
     return StorageError(
-        f"{what}: the answer is not that of an S3 server",
+        f"{what}: no S3 server sends such an answer",
         hint="check that the endpoint is the store itself, and not a proxy or a web console",
     )
 

@@ -1,4 +1,4 @@
-"""A bucket of S3 or a compatible server: small objects in one request, large ones in parts; see `Bucket`."""
+"""A bucket of S3 or a compatible server: small objects in one request, large objects in parts; see `Bucket`."""
 
 import base64
 import contextlib
@@ -28,8 +28,8 @@ class S3Bucket(S3Requests):
         except (ObjectNotFoundError, ConditionError, TransientError):
             raise
         except StorageError:
-            # An answer to HEAD has no body, so it does not contain the reason of the failure. The answer to GET does.
-            # If the reason is an expired key, new keys are fetched, and `_head` succeeds.
+            # An answer to HEAD has no body, so it does not contain the reason of the failure. The answer to GET
+            # contains the reason. If the reason is an expired key, new keys are fetched, and `_head` succeeds.
             self._ask_why(key, deadline_s)
             return self._head(key, deadline_s)
 

@@ -133,7 +133,7 @@ def find_keys(options: StorageOptions, environ: Mapping[str, str]) -> KeySource:
     """The source of the keys.
 
     Args:
-        options: contain the keys, if the environment sets keys.
+        options: the options of the store. They contain the keys if the environment sets keys.
         environ: the variables of AWS's tools.
     """
     if options.access_key_id and options.secret_access_key:
@@ -181,7 +181,7 @@ def _elements(data: bytes) -> dict[str, str]:
 def _has_profile(path: Path, profile: str) -> bool:
     """Whether the file has keys for this profile.
 
-    True also for an untrusted file, so that the file is refused later.
+    Also True if the file is not trusted, so that the file is refused later.
     """
     try:
         return bool(_of_file(path, profile))
@@ -223,7 +223,7 @@ def _of_container(environ: Mapping[str, str]) -> Keys:
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname not in _CONTAINER_HOSTS:
         raise PermissionError(
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI is neither an https address nor that of a container's endpoint"
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI is not an https address, nor the address of a container endpoint"
         )
     token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
     if named := environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):

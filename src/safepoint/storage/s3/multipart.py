@@ -34,7 +34,7 @@ _Parts = Mapping[int, tuple[int, int]]
 def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
     """The size of the parts of a source.
 
-    Every process computes the same size, so that one process can continue an upload that another has begun.
+    Every process computes the same size, so that a process can continue the upload of another process.
     """
     least = -(-size_bytes // _MAX_PARTS)
     if not is_stream:
@@ -60,16 +60,16 @@ def upload_in_parts(
         uploads: the bucket.
         key: the key within the bucket.
         source: a file or stream of more than one part. A file must not change during the upload.
-        has_arrived: takes an ETag, and returns whether the object has this ETag. Called if an earlier request, whose
-            answer was lost, may have completed the upload.
+        has_arrived: takes an ETag, and returns whether the object has this ETag. It is called if an earlier request
+            may have completed the upload, although its answer was lost.
         fence: see `Store.upload`.
         progress: see `Store.upload`.
         deadline_s: see `Store.upload`.
 
     Raises:
-        ObjectNotFoundError: the upload was aborted meanwhile, by a `sweep` of the writer that replaced this one.
+        ObjectNotFoundError: a newer writer has replaced this writer, and its `sweep` has aborted the upload.
         StorageError: a request was refused, or the source has another size than announced.
-        TransientError: a request failed until the deadline, or the bytes that arrived differ from those that were
+        TransientError: a request failed until the deadline, or the bytes that arrived differ from the bytes that were
             sent.
     """
     size_bytes = source.size_bytes
@@ -256,7 +256,8 @@ def _complete(uploads: S3Requests, upload: UploadId, etags: dict[int, str], dead
 
 
 def _etag_of_parts(etags: dict[int, str]) -> str:
-    """The ETag that S3 gives an object of these parts: the MD5 of their MD5s, and their number."""
+    """The ETag that S3 gives an object of these parts: the MD5 of their MD5s, and their number. Empty if an ETag is
+    not an MD5."""
     with suppress(ValueError):
         digests = b"".join(bytes.fromhex(etags[number]) for number in sorted(etags))
         return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(etags)}"
@@ -268,8 +269,8 @@ def _begin_or_continue(
 ) -> tuple[UploadId, dict[int, str]]:
     """An upload of the key, with the ETags of the parts that need not be sent again.
 
-    The upload is the newest unfinished one that has a part for which `is_kept` returns True. If there is none, it is
-    a new upload. All other unfinished uploads of the key are aborted.
+    The newest unfinished upload with a part for which `is_kept` returns True is continued. If there is no such
+    upload, a new upload begins. All other unfinished uploads of the key are aborted.
     """
     begun = [upload for upload in uploads.find(key, deadline_s=deadline_s) if upload.key == key]
     begun.sort(key=lambda upload: upload.initiated, reverse=True)

@@ -406,8 +406,9 @@ class Request:
         key: the key of the object; empty for the bucket.
         query: names and values, not encoded.
         headers: further headers; names in lower case.
-        body: what is sent.
-        md5: the MD5 of the body, if the ETag of the answer has to be compared with it.
+        body: the bytes to send.
+        md5: the MD5 of the body, in hexadecimal digits. The ETag of the answer is compared with it; empty for no
+            comparison.
         answer_bytes: the expected size of the answer's body; the time limit of the request grows with it.
     """
 

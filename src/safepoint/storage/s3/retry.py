@@ -23,7 +23,7 @@ def retry(
     Args:
         attempt: called with the number of seconds that this try may last.
         deadline_s: when to give up; None for DEFAULT_WITHIN_S from now.
-        try_s: the longest that one try may last.
+        try_s: how many seconds one try may last.
         most_tries: how many attempts there may be; None if only the deadline limits them.
 
     Raises:
@@ -41,7 +41,7 @@ def retry(
         try:
             return attempt(max(_LEAST_TRY_S, min(try_s, left_s)))
         except TransientError as error:
-            # Jitter, so that many ranks which failed together do not retry together.
+            # Jitter, so that ranks that failed at the same time do not retry at the same time.
             wait_s = pause_s * random.uniform(0.5, 1.0)
             if num_tries == most_tries or clock.monotonic_s() + wait_s + _LEAST_TRY_S > deadline_s:
                 message = f"{error.message} (tried {num_tries} times)" if num_tries > 1 else error.message

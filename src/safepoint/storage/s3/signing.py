@@ -34,9 +34,9 @@ def signed_headers(
         headers: the other headers to send and sign, among them `host`; names in lower case.
         access_key_id: the public name of the secret key.
         secret_access_key: the secret key, with which the request is signed.
-        session_token: belongs to keys that are temporary; None for permanent keys.
+        session_token: the token of temporary keys; None for permanent keys.
         region: the region of the bucket.
-        now: when the request is sent; the wall clock when None.
+        now: when the request is sent; None for the current time.
     """
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"

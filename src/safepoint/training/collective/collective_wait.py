@@ -1,4 +1,4 @@
-"""Collective calls in which every rank, or only the first, does some work. An error on one rank is raised on all."""
+"""Collective calls that do work on every rank, or only on the first rank. An error on one rank is raised on all."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -18,9 +18,9 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
         What the work returned on each rank, in the order of the ranks.
 
     Raises:
-        SafepointError: the work failed on a rank. Every rank raises the same error. If several ranks have failed,
-            this error is the first `CheckpointError` in the order of the ranks, or the first error if none is a
-            `CheckpointError`.
+        SafepointError: the work failed on a rank. Every rank raises the same error. If the work failed on several
+            ranks, the first `CheckpointError` in the order of the ranks is raised. If there is no `CheckpointError`,
+            the first error is raised.
     """
     return _results(peers.gather(_result_or_error(work, peers.place.rank)))
 
@@ -28,7 +28,7 @@ def on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
 def long_on_all_ranks(peers: Peers, work: Callable[[], _T]) -> list[_T]:
     """Like `on_all_ranks`, for work that may take longer than the ranks' timeout.
 
-    The work runs on a thread of its own. Until all ranks have finished, they exchange a value every 20 s, so that no
+    The work runs on a thread of its own. Until all ranks have finished, the ranks exchange a value every 20 s. So no
     rank waits for another rank longer than the timeout.
 
     Raises:

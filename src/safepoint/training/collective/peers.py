@@ -1,8 +1,10 @@
 """The ranks of the job, connected by a process group that only Safepoint uses.
 
-The group's backend is gloo on every device: it needs no GPU, disturbs no NCCL stream, and notices a dead peer by its
-closed connection, unless this rank was stopped (SIGSTOP) when the peer died. All calls are collective (every rank
-makes the same calls in the same order), except those whose docstring says which ranks make them.
+The group's backend is gloo on every device. gloo needs no GPU and disturbs no NCCL stream. It notices a dead peer by
+the closed connection, except if this rank was stopped (SIGSTOP) when the peer died.
+
+The calls are collective: every rank makes the same calls in the same order. If only some ranks make a call, its
+docstring names these ranks.
 """
 
 import contextlib
@@ -53,7 +55,7 @@ class Reduction:
 
 
 class Sender:
-    """Sends blocks of bytes from one rank to several others, over a process group that only these ranks form.
+    """Sends blocks of bytes from one rank to several others. These ranks have a process group of their own.
 
     Args:
         peers: all ranks of the job.
@@ -71,7 +73,7 @@ class Sender:
 
         Args:
             block: a uint8 tensor of one dimension. Rank `source` sends the content of its block. The other ranks
-                receive the content in theirs.
+                receive the content in their blocks.
             source: the rank that sends.
 
         Raises:
@@ -97,8 +99,8 @@ class Peers:
         self._timeout_s = timeout_s
         self._group: torch.distributed.ProcessGroup | None = None
         self._world: Any = None
-        # All reductions use the same tensor, which shares the memory of `values`, and call the backend directly. A
-        # new tensor for each reduction, and the checks of `dist.all_reduce`, would take longer than the exchange
+        # All reductions use the same tensor, and call the backend directly. The tensor shares the memory of `values`.
+        # A new tensor for each reduction, and the checks of `dist.all_reduce`, would take longer than the exchange
         # itself (docs/benchmarks.md).
         self._backend: Any = None
         self._maximum = dist.AllreduceOptions()
@@ -109,9 +111,9 @@ class Peers:
         self.secret: bytes | None = None
         """Bytes that only the ranks of this job know; None in a job of one process."""
         if place.world_size > 1:
-            # The destructor of torch's gloo group can hang: it waits for a thread that waits for the interpreter's
-            # lock. When a script destroys its process group, this reference keeps the destructor from running. The
-            # process ends with `os._exit`, which runs no destructors.
+            # The destructor of torch's gloo group can hang: it waits for a thread, and the thread waits for the
+            # interpreter's lock. Because of this reference, the destructor does not run when a script destroys its
+            # process group. The process ends with `os._exit`, which runs no destructors.
             self._world = dist.group.WORLD
             group = self._new_group(None, "safepoint")
             self._group = group
@@ -214,7 +216,8 @@ class Peers:
     def raising_peer_error(self) -> Generator[None]:
         """Raise `PeerError` for errors of the process group, and for messages that no rank has sent.
 
-        The vote, which runs in every step, does not use this context manager, because entering it takes too long.
+        The vote does not use this context manager. The vote runs in every step, and to enter a context manager takes
+        too long.
 
         Raises:
             PeerError: a rank is gone or does not answer, or a message does not come from the rank that it names.

@@ -1,10 +1,10 @@
 """Authenticates the messages between ranks (HMAC-SHA256), so that no rank unpickles bytes of other programs.
 
-gloo authenticates no peer: a program that connects instead of a rank could send any bytes. The ranks agree on a
+gloo does not authenticate peers: a program that connects instead of a rank could send any bytes. The ranks agree on a
 key through the job's store, which other programs cannot read (`training/rendezvous`).
 
-In this module, to seal a message means to add an authentication code, and to open a message means to check this code
-and to unpickle the value. (For files, to seal has another meaning: see docs/glossary.md.)
+In this module, to seal a message means to add an authentication code. To open a message means to check this code, and
+to unpickle the value. (For files, to seal has another meaning: see docs/glossary.md.)
 """
 
 import hmac

@@ -4,9 +4,9 @@ Each optimizer step has one small all-reduce (MAX). The all-reduce starts while 
 ranks read its result when the step ends, so training does not wait for the exchange. If one rank requests something,
 all ranks do it.
 
-The all-reduce carries two further facts. The first is the point of the loop at which each rank votes: if the ranks
-are at different points, all of them raise an error instead of saving different steps. The second is how long a step
-takes: all ranks use the same value to choose when to vote (`engine/agreement.py`).
+In the all-reduce, each rank also sends its point of the loop. If the ranks are at different points, they would save
+different steps. So all of them raise an error, and nothing is saved. Each rank also sends how long a step takes. All
+ranks use the longest time to choose when to vote (`engine/agreement.py`).
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from safepoint.errors import PeerError
 from safepoint.training.collective.peers import Peers, Reduction
 
 _DUE, _REQUESTED, _HELD = 1, 2, 3
-"""The reasons to save: the schedule, a request, or a request after which the ranks wait. The largest value
-applies."""
+"""The reasons to save: the schedule, a request, or a request after which the ranks wait. If the ranks have several
+reasons, the largest value applies."""
 
 
-# `Ballot` and `Decision` are named tuples, because every step creates some of them, and a frozen dataclass takes four
-# times as long to create.
+# `Ballot` and `Decision` are named tuples, because every step creates some of them. To create a frozen dataclass
+# takes four times as long.
 class Ballot(NamedTuple):
     """What one rank requests.
 
@@ -28,8 +28,8 @@ class Ballot(NamedTuple):
         stop_signal: the signal that this rank received, or 0.
         save: save a checkpoint and continue.
         give_up: leave the running step unfinished, because it would end after the deadline.
-        step_ms: milliseconds that a step takes on this rank, or 0 when none was measured.
-        is_due: save a checkpoint, because a periodic one is due by the clock.
+        step_ms: milliseconds that a step takes on this rank, or 0 if no step was measured.
+        is_due: save a checkpoint, because a periodic checkpoint is due by the clock.
         hold: save a checkpoint, and wait after it (see `safepoint.training.outcome.hold`).
     """
 
@@ -49,8 +49,8 @@ class Decision(NamedTuple):
         stop_rank: the highest rank that received a stop signal, or -1.
         save: save a checkpoint, because a rank requested it.
         give_up: leave the running step unfinished.
-        step_ms: milliseconds that a step takes on the slowest rank, or 0 when none was measured.
-        is_due: save a checkpoint, because a periodic one is due.
+        step_ms: milliseconds that a step takes on the slowest rank, or 0 if no step was measured.
+        is_due: save a checkpoint, because a periodic checkpoint is due.
         hold: save a checkpoint, and wait after it.
     """
 

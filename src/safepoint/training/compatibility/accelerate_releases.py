@@ -4,7 +4,7 @@
 |---|---|---|
 | all | FSDP1 with SHARDED_STATE_DICT: a new optimizer has no state, so none is loaded | `complete_fsdp` |
 | below 1.13 | FSDP2 with SHARDED_STATE_DICT: the same | `complete_fsdp` |
-| below 1.15 | FSDP2 with FULL_STATE_DICT: each rank saves and loads its shards of adapters only | `complete_fsdp` |
+| below 1.15 | FSDP2 with FULL_STATE_DICT: of adapters, each rank saves and loads only its shards | `complete_fsdp` |
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ def complete_fsdp() -> None:
 class _OptimizerLoading:
     """Replaces `load_fsdp_optimizer`.
 
-    DCP (`torch.distributed.checkpoint`) loads only those entries that the given state already has. The state of a new
-    optimizer has no entries for parameters, so this class creates them first.
+    DCP (`torch.distributed.checkpoint`) loads only the entries that the given state already has. The state of a new
+    optimizer has no entries for parameters, so this class first creates these entries.
 
     Args:
         original: Accelerate's function.
@@ -92,7 +92,8 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
 class _AdapterState:
     """Replaces Accelerate's functions that read and write the state of a model under FSDP.
 
-    The replacement reads and writes whole states of adapters. Otherwise it calls the original function.
+    If Accelerate requests the whole state of adapters, the replacement reads or writes it. For all other requests, it
+    calls the original function.
 
     Args:
         original: Accelerate's function.
@@ -124,7 +125,7 @@ class _AdapterState:
 
 
 def _names(function: Any, name: str) -> bool:
-    """Whether the code of a function contains this name: as a variable, an attribute, or a keyword of a call."""
+    """Whether the code of a function contains `name` as a variable, an attribute, or a keyword of a call."""
     code = function.__code__
     keywords: list[Any] = [constant for constant in code.co_consts if isinstance(constant, tuple)]
     return name in {*code.co_names, *code.co_varnames} or any(name in names for names in keywords)

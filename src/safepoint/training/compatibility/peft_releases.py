@@ -2,14 +2,14 @@
 
 | releases | difference | handled by |
 |---|---|---|
-| 0.21 | looks for adapters by module names, which FSDP1 changes; so it saves none | `loses_adapters_under_fsdp1` |
+| 0.21 | saves no adapters under FSDP1, which changes the names of modules | `loses_adapters_under_fsdp1` |
 """
 
 import importlib
 from typing import Any
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""FSDP1 and activation checkpointing add these to the names of modules, but not to the names in a state dict."""
+"""FSDP1 and activation checkpointing add these texts to the names of modules. A state dict has names without them."""
 
 
 def loses_adapters_under_fsdp1() -> bool:
@@ -19,7 +19,7 @@ def loses_adapters_under_fsdp1() -> bool:
 
 
 def without_wrappers(name: str) -> str:
-    """The name that a parameter or module has in a state dict: without FSDP1's wrappers."""
+    """The name of a parameter or module in a state dict, which has no names of wrappers."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

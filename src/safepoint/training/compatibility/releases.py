@@ -16,18 +16,18 @@ _log = logging.getLogger("safepoint")
 
 
 def check_release(name: str, *, version: str | None = None, warns: bool = True) -> None:
-    """Refuse a release that is older than the oldest supported one; warn if it is newer than the newest tested one.
+    """Refuse releases before the oldest supported release, and warn of releases after the newest tested release.
 
     This function does not check whether a newer release of transformers has the methods and attributes that Safepoint
-    needs: `integrations/transformers/hook.py` does.
+    needs. `integrations/transformers/hook.py` checks this.
 
     Args:
         name: the package's name, as in `TESTED`.
         version: the package's version; None for the version that is installed.
-        warns: whether to log the warning. It is enough if one rank does.
+        warns: whether to log the warning. The warning of one rank is enough.
 
     Raises:
-        SafepointError: the release is older than the oldest supported one.
+        SafepointError: the release is older than the oldest supported release.
     """
     try:
         found = metadata.version(name) if version is None else version

@@ -3,7 +3,7 @@
 | releases | difference | handled by |
 |---|---|---|
 | 2.9 | torch elastic always sets its own handlers of SIGTERM, SIGINT and SIGHUP | `keep_signal_handlers` |
-| 2.9 to 2.11 | torch elastic's agent gives ranks 30 s to end, and no option changes that | `PatientAgent` |
+| 2.9 to 2.11 | torch elastic's agent gives ranks 30 s to end; no option changes this time | `PatientAgent` |
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.
@@ -21,11 +21,11 @@ from torch.distributed.elastic.multiprocessing import api
 _OPTION = "shutdown_timeout"
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 HAS_SHUTDOWN_TIMEOUT = _OPTION in inspect.signature(LocalElasticAgent.__init__).parameters
-"""Whether torch elastic has an option for how long ranks may take to end."""
+"""Whether torch elastic has an option for the time that ranks may take to end."""
 
 
 class PatientAgent(LocalElasticAgent):
-    """torch elastic's agent. In every release of torch, it has an option for how long ranks may take to end.
+    """torch elastic's agent. Its option `shutdown_timeout` works with every release of torch.
 
     Args:
         shutdown_timeout: seconds between the signal and SIGKILL.

@@ -25,11 +25,10 @@ _LOOP = "_inner_training_loop"
 
 
 def split_loop(module: ModuleType) -> None:
-    """Later releases split the training loop into several methods. Add these methods to an older Trainer.
+    """Give an older Trainer the methods into which later releases have split the training loop.
 
-    In the older releases, the loop is one method, `_inner_training_loop`. This function compiles that method again
-    from its own source, with the changes below. Everything else stays as it was, also the line numbers in a
-    traceback.
+    In the older releases, the loop is one method, `_inner_training_loop`. This function changes the source of the
+    method as follows, and compiles it again. Everything else stays as it was, also the line numbers in a traceback.
 
     - The loss since the last log line is the attribute `_tr_loss`, and not a local variable.
     - `_init_training_state(epochs, batches)` returns the epoch, and the batch in this epoch, at which training
@@ -37,7 +36,7 @@ def split_loop(module: ModuleType) -> None:
     - `_run_epoch(train_dataloader=…, epoch=…)` is called after `on_epoch_begin`. If it returns False, the loop over
       the epochs ends.
     - `_finalize_training(trial, num_train_samples, start_time, finish)` is called after the last epoch. `finish` is a
-      function with the rest of the method. It takes the other three arguments.
+      function that runs the rest of the loop's method. It takes the other three arguments.
 
     Args:
         module: `transformers.trainer`.
@@ -167,14 +166,14 @@ def is_converted(model: Any) -> bool:
 
 
 def build_mappings(model_type: str) -> None:
-    """Make transformers build its mappings of names. It does that once in a process, and takes 0.2 s for it."""
+    """Make transformers build its mappings of names. The first call in a process takes 0.2 s."""
     with contextlib.suppress(TypeError, ImportError, AttributeError):  # transformers below 5.0
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(model_type)
 
 
 def writes_safetensors(args: Any) -> bool:
-    """Whether the Trainer writes weights as safetensors, which releases from 5.0 on always do."""
+    """Whether the Trainer writes weights as safetensors. From release 5.0 on, it always does."""
     return bool(getattr(args, "save_safetensors", True))
 
 

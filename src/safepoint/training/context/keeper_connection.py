@@ -28,8 +28,8 @@ class KeeperConnection:
     """The connection of one rank.
 
     Args:
-        settings: the options of the run. `settings.keeper` is the key with which ranks connect to the keeper that the
-            launcher has started; None without a launcher.
+        settings: the options of the run. `settings.keeper` is the key with which ranks connect to the launcher's
+            keeper; None if there is no launcher.
         place: the position of this rank among the ranks.
         on_leave: called when the keeper requests that this rank ends. The function has to end the process.
     """
@@ -100,8 +100,8 @@ class KeeperConnection:
         return self.client is not None
 
     def _start(self) -> None:
-        # Torchrun's agent restarts the ranks, so the keeper has to live as long as the agent. Without torchrun it
-        # lives as long as this rank.
+        # Torchrun's agent restarts the ranks, so the keeper has to live as long as the agent. Without torchrun, the
+        # keeper lives as long as this rank.
         global _keeper_process  # noqa: PLW0603  the keeper outlives this connection
         owner = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         events = str(self._settings.job_events) if self._settings.job_events else None
@@ -111,7 +111,7 @@ class KeeperConnection:
             _keeper_process = KeeperProcess(plan)
         except OSError as error:
             _log.warning(
-                "the keeper, the process that writes snapshots to disk, cannot be started (%s); training waits for "
+                "the keeper (the process that writes snapshots to disk) cannot be started: %s; training waits for "
                 "each save",
                 error.strerror,
             )

@@ -42,7 +42,7 @@ class Outcome:
         progress: publishes the progress and the end to `safepoint list` and other readers.
         record: reports the end to the launcher.
         termination: says how much time is left.
-        uploads: the uploads, which are finished before the process ends.
+        uploads: the uploads of this rank. They are finished before the process ends, unless the deadline has passed.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Outcome:
             is_saved: whether the state of the last step is committed.
             reason: why that state is not committed; ignored if it is committed.
             uploads_failed: whether the run ends because uploads fail.
-            limit_s: how long the last write of the progress may take; None derives it from the deadline.
+            limit_s: the time limit of the last write of the progress. None: the limit follows from the deadline.
         """
         event = run_events.Interrupted(step=self.step, saved=is_saved, reason="" if is_saved else reason)
         code = ExitCode.INTERRUPTED_SAVED if is_saved else ExitCode.TERMINATED_UNSAVED
@@ -151,18 +151,18 @@ class Outcome:
         """Report the end of the training. If its last step is not saved, set `unsaved_end`, for exit code 13."""
         if 0 < step != self.saved_step:
             self.unsaved_end = (
-                f"the training ended at step {step}, which could not be saved; fix the cause given in the warning "
-                "above, and run the same command again"
+                f"the training ended at step {step}, and this step could not be saved; fix the cause given in the "
+                "warning above, and run the same command again"
             )
         self._reporter.report(run_events.Finished(step=step))
         self._end_progress(State.FINISHED)
 
     def require_saved_end(self) -> None:
-        """Wait for the uploads of this rank, and check that the last step is saved; used without a launcher.
+        """Wait for the uploads of this rank, and check that the last step is saved; used if there is no launcher.
 
         All ranks call this method when a training has ended. Only the first rank raises the error for an unsaved last
-        step. If another rank also ended with an error, torchrun could end the first rank before its uploads are
-        complete.
+        step, after it has waited for its uploads. The other ranks do not raise this error: torchrun would then end
+        the first rank, perhaps before its uploads are complete.
 
         Raises:
             StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if
@@ -191,7 +191,7 @@ class Outcome:
     # ---- the end of the process ------------------------------------------------------------------------------------
 
     def end_now(self, code: int) -> None:
-        """End the process without the interpreter's tear-down, which takes longer than a save; does not return."""
+        """End the process without the interpreter's tear-down, which is slower than a save. Does not return."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -231,7 +231,9 @@ class Outcome:
             if self.interrupted is not None:  # another thread has ended the run already
                 self.end_now(self.interrupted.exit_code)
             reason = (
-                "no training that can be saved has begun" if self.step == 0 else "the last step was not committed"
+                "no training had begun that Safepoint can save"
+                if self.step == 0
+                else "the last step was not committed"
             )
             interrupted = self.interrupt(is_saved=self.is_saved, reason=reason)
             self._uploads.finish(newest_only=True)
@@ -253,6 +255,8 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def _end_progress(self, state: State, message: str = "", *, limit_s: float | None = None) -> None:
-        if limit_s is None:  # even if the folder hangs, the write takes at most half of the time that is left
+        # The folder may hang. So limit the write to half of the time that is left, but to no less than 0.2 s and no
+        # more than 5 s.
+        if limit_s is None:
             limit_s = min(_MOST_REPORT_S, max(_LEAST_REPORT_S, self._termination.available_s / 2))
         self._progress.end(state, message, limit_s=limit_s)

@@ -58,7 +58,7 @@ def open_checked(
     Args:
         location: where the store is.
         verify_access: whether to make that check.
-        environ: the variables with the store's options; the process's environment when None.
+        environ: the variables with the store's options; None for the process's environment.
 
     Raises:
         UsageError: the environment's options are invalid.

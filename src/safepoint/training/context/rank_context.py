@@ -1,7 +1,7 @@
-"""The context of one rank: its settings, its position among the ranks, and the few services whose state changes.
+"""The context of one rank: its settings, its position among the ranks, and the services that all its code shares.
 
-There is one context per process. Integrations get it from `current_context`. They pass other classes the context, or
-only the service that a class needs.
+There is one context per process. Integrations get it from `current_context`. An integration passes the context to
+other classes, or only the service that a class needs.
 """
 
 import functools

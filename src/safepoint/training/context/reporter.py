@@ -36,8 +36,8 @@ class Reporter:
         self.warns_for_node = False
         """Whether to report this rank's warnings even if the rank is not the first.
 
-        With several output folders, this is True on the owner of each folder: the rank that manages the folder (see
-        `safepoint.training.start.folders`).
+        If there are several output folders, this is True on the owner of each folder: the rank that manages the
+        folder (see `safepoint.training.start.folders`).
         """
 
     def write_to(self, stream: Path) -> None:

@@ -2,7 +2,8 @@
 
 - A handler only sets a flag, and calls the handler that was installed before.
 - In the training loop, a second SIGINT ends the process at once.
-- Outside the training loop, SIGTERM ends the process, after the upload of the newest checkpoint if there is one.
+- Outside the training loop, SIGTERM ends the process. If the newest checkpoint is not uploaded yet, the process first
+  waits for this upload.
 - Inside the loop, the watch thread ends the process at the deadline, even if the loop hangs. A process that was
   frozen before the deadline, and is restored after it, has no deadline.
 
@@ -32,9 +33,11 @@ class Termination:
         within_s: seconds from a stop request until the process must have ended.
         original: maps a signal of this process to the signal that the launcher received. At Ctrl-C, the launcher
             sends SIGTERM to its ranks; `original(SIGTERM)` is then SIGINT.
-        reserved: how many of these seconds are reserved for a process image, at a stop request. This process has to
-            finish its work before they begin, but it does not end before the deadline.
-        was_frozen: whether this process is, or was, frozen after the stop request. Then it has no deadline any more.
+        reserved: called at a stop request; returns how many seconds of `within_s` are reserved for a process image.
+            This process has to finish its work before the reserved seconds begin, but it does not end before the
+            deadline.
+        was_frozen: whether this process is, or was, frozen after the stop request. If so, it has no deadline any
+            more.
     """
 
     def __init__(
@@ -79,8 +82,8 @@ class Termination:
 
         Args:
             on_signal: called with each signal, before any reaction to it; must return soon.
-            on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop. If it
-                returns, the process may run until the deadline.
+            on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop. If the
+                function returns, the process may run until the deadline.
             on_deadline: ends the process, because the deadline has passed inside the training loop.
         """
         self._on_signal = on_signal
@@ -96,12 +99,12 @@ class Termination:
     def enter_training(self, check_step: Callable[[], float | None]) -> None:
         """Record that the training loop has begun. From now on, the loop reacts to stop requests.
 
-        This class's handlers replace those that the script has installed, and call them.
+        This class's handlers replace the handlers that the script has installed, and call them.
 
         Args:
             check_step: called on the watch thread after a stop request. If the running step cannot be finished in
-                time, the function may request a save of an earlier snapshot. The keeper, the process that writes
-                snapshots to disk, saves the snapshot and then ends this process. The function returns the seconds
+                time, the function may request a save of an earlier snapshot. The keeper (the process that writes
+                snapshots to disk) saves the snapshot and then ends this process. The function returns the seconds
                 until the next call, or None if only a further signal requires a call.
         """
         for number in _SIGNALS:

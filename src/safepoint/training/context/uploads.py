@@ -91,15 +91,15 @@ class Uploader:
         self._process = _start(self.plan)
 
     def finish(self, *, newest_only: bool, deadline_s: float | None) -> bool:
-        """Request that the uploader finishes its work, and wait for that, at most until the deadline.
+        """Request that the uploader finishes its work, and wait for its end, at most until the deadline.
 
         Args:
             newest_only: whether to upload only the newest checkpoint.
             deadline_s: a time of the monotonic clock; None for no limit.
 
         Returns:
-            Whether everything is in the store; with `newest_only`, whether the newest checkpoint is. Later calls
-            return the result of the first call.
+            Whether all files are in the store. If `newest_only` is True: whether the newest checkpoint is in the
+            store. Later calls return the result of the first call.
         """
         if self._result is None:
             if self._process.poll() not in {None, ExitCode.CONFLICT}:
@@ -141,7 +141,7 @@ class Uploads:
         self.uploader: Uploader | None = None
         """The uploader of the last training that had an uploader on this rank."""
         self.stop_reason: str | None = None
-        """Why uploads fail, if the run stops for this reason; otherwise None."""
+        """Why uploads fail, if the run stops for this reason; None if it does not."""
 
     def start(self, plan: UploaderPlan) -> None:
         """Start the uploader of a training."""
@@ -182,8 +182,8 @@ class Uploads:
         """Wait for the uploader; after a stop request, at most until the deadline. Report unfinished uploads.
 
         Args:
-            newest_only: see `Uploader.finish`. If True, the wait is limited by the grace period even without a stop
-                request.
+            newest_only: see `Uploader.finish`. If True, the wait is limited by the grace period, even if no stop was
+                requested.
 
         Returns:
             Whether everything that was to be uploaded is in the object store.
@@ -212,7 +212,7 @@ class Uploads:
                 self._final_missing = None
         except (OSError, ValueError, SafepointError) as error:
             _log.warning(
-                "the model that the script saved cannot be used: %s; the final model is the one that Safepoint saved",
+                "the model that the script saved cannot be used: %s; Safepoint's own save stays the final model",
                 error,
             )
 
@@ -238,7 +238,7 @@ class Uploads:
         if not self.finish(newest_only=False):
             raise StorageError(
                 "some files are missing in the object store; the local folder has them",
-                hint="run the script again when the store can be used; it uploads what is missing",
+                hint="run the script again when the store can be used; the script then uploads the missing files",
             )
         if self._final_missing is not None:
             raise StorageError(self._final_missing)
@@ -250,8 +250,7 @@ class Uploads:
 
 
 def _start(plan: UploaderPlan) -> "subprocess.Popen[bytes]":
-    # The uploader gets a session of its own, so that it is not killed when a launcher kills this rank's process
-    # group.
+    # The uploader gets a session of its own: a launcher that kills this rank's process group must not kill it.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "safepoint.checkpoint.remote.uploader_process"],
         stdin=subprocess.PIPE,

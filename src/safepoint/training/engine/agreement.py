@@ -1,7 +1,7 @@
 """What the ranks have agreed on in one training, and whether a step can still be finished.
 
-A decision is never withdrawn: a stop that was received in an evaluation is still in effect at the next boundary (the
-point between two optimizer steps).
+A decision is never withdrawn. For example, a stop request that arrives in an evaluation is still in effect at the
+next boundary (the point between two optimizer steps).
 
 The ranks vote by one small all-reduce in each step. If steps are long, the vote starts just before `optimizer.step`,
 and a signal takes effect in the step in which it arrives. With a small model, `optimizer.step` is faster than the
@@ -17,7 +17,7 @@ from safepoint.training.engine.save_clock import SaveClock
 from safepoint.training.outcome.hold import Hold
 
 _SAVE_GUESS_S = 1.0
-"""The assumed time of a save before the first one was measured."""
+"""The assumed time of a save, in seconds, before the first save was measured."""
 _SHORT_STEP_MS = 250
 """If steps are shorter than this, the vote starts with the step. If they are longer, the vote starts just before
 `optimizer.step`. Such a late vote costs 1.3 ms on two ranks of one machine (docs/benchmarks.md): half a percent of
@@ -30,8 +30,8 @@ class Agreement:
     Args:
         termination: the signals of this rank.
         peers: all ranks.
-        hold: says whether, after a requested save, the ranks wait because a suspension of the job may follow. While
-            they wait, they train no step that the suspension would lose. Only the `hold` of the first rank is used.
+        hold: says whether the ranks wait after a requested save. They wait if a suspension of the job may follow,
+            because the suspension would lose the steps after the save. Only the `hold` of the first rank is used.
     """
 
     def __init__(self, termination: Termination, peers: Peers, hold: Hold | None = None) -> None:
@@ -58,7 +58,7 @@ class Agreement:
 
         Args:
             step: optimizer steps done.
-            micro_steps_left: micro-batches until the running step is done; 0 when the step cannot be given up.
+            micro_steps_left: micro-batches that remain in the running step; 0 if the step cannot be given up.
         """
         self.receive()
         self._vote.start(self._ballot(micro_steps_left), step=step)
@@ -73,7 +73,7 @@ class Agreement:
         self.receive()
 
     def holds_on(self, step: int) -> bool:
-        """Vote on whether the ranks, which have saved on request, still wait for a suspension. Return the result.
+        """Vote on whether the ranks keep waiting for a suspension after a requested save. Return the result.
 
         Args:
             step: optimizer steps done.
@@ -85,7 +85,7 @@ class Agreement:
         return latest.hold and not self.decision.stop
 
     def save_done(self) -> None:
-        """Record that the save that was requested, or due, has been handled."""
+        """Record that the requested or due save has been handled."""
         self.decision = self.decision._replace(save=False, is_due=False, hold=False)
 
     def step_begins(self, step: int) -> None:
@@ -128,7 +128,8 @@ class Agreement:
         took_s = now_s - self._micro_started_s
         self._micro_started_s = now_s
         self._num_micro_steps += 1
-        # The mean of the old estimate and the new time follows a change of pace within a few micro-batches.
+        # The new estimate is the mean of the old estimate and the new time. It follows a change of speed within a few
+        # micro-batches.
         self._micro_step_s = took_s if self._micro_step_s is None else 0.5 * (self._micro_step_s + took_s)
 
     def micro_steps_left(self, in_step: int) -> int:

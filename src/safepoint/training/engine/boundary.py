@@ -19,7 +19,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.events.run_events import AttemptStarted, RankStarted, StopRequested
 from safepoint.foundation.events.start_events import Phase
-from safepoint.progress.record import State
+from safepoint.progress.record import OUTPUT_FOLDER, State
 from safepoint.storage.location import Location
 from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
@@ -46,12 +46,12 @@ class Boundary:
     `agreement.gradients_complete` before the optimizer, `step_ends` after the optimizer, `save_if_due`, and `ends`.
     A framework such as Hugging Face's Trainer decides itself when it saves. Its loop calls `save` or
     `snapshot_if_due` in place of `save_if_due`. After the last step a loop calls `save_last_step` and `report_end`.
-    At the very end, also after an error, it calls the function `release`.
+    At the very end, even after an error, it calls the function `release`.
 
     Args:
         context: the context of this rank.
         peers: all ranks.
-        loop: the training loop; its state is saved, and its `step` counts the optimizer steps done.
+        loop: the training loop. Its state is saved. Its `step` counts the optimizer steps done.
         output: the folder for checkpoints.
         location: the object store to which the checkpoints are uploaded, or None.
         start: what the ranks agreed on at the start: the checkpoint to resume from, the attempt and the folders.
@@ -144,7 +144,7 @@ class Boundary:
         limit, _ = self._loop.retention()
         return WatchedFolder(
             folder=str(setup.output.root.absolute()),
-            place="output folder" if setup.location is None else "local folder",
+            place=OUTPUT_FOLDER if setup.location is None else "local folder",
             run_id=setup.start.attempt.run_id,
             keep=self._context.settings.keep,
             limit=limit,
@@ -165,10 +165,13 @@ class Boundary:
 
     @property
     def is_save_due(self) -> bool:
-        """Whether this boundary needs a save that is not periodic.
+        """Whether this boundary needs a save, whatever the number of its step.
 
-        That is so if the vote requires a save, if an earlier save could not start, or if the training has resumed
-        from a snapshot that is only in memory.
+        A save is needed in these cases:
+
+        - the vote requires it, because of a request, a stop signal, or the time since the last save;
+        - an earlier save could not start;
+        - the training has resumed from a snapshot that is only in memory.
         """
         decision = self.agreement.decision
         return decision.stop or decision.save or decision.is_due or self.saves.requested is not None
@@ -224,7 +227,7 @@ class Boundary:
             raise self._leave()
 
     def _wait_for_stop(self, step: int) -> None:
-        """Wait until the checkpoint of `step` is durable, and then for a stop request or the end of the hold.
+        """Wait until the checkpoint of `step` is durable. Then wait for a stop request or the end of the hold.
 
         A hold is a wait of the ranks after a requested save; see `safepoint.training.outcome.hold`.
         """
@@ -243,10 +246,10 @@ class Boundary:
         self._hold.ends()
 
     def snapshot_if_due(self) -> None:
-        """Take a snapshot of this boundary, if one is due.
+        """Take a snapshot of this boundary, if a snapshot is due.
 
-        The snapshot stays in memory. When the training stops or fails, it becomes a checkpoint, unless a newer state
-        is saved.
+        The snapshot stays in memory. If the training stops or fails, and no newer state is saved, the snapshot
+        becomes a checkpoint.
         """
         snapshots = self.snapshots
         if self._cadence.is_due(
@@ -274,8 +277,7 @@ class Boundary:
             PeerError: a rank is gone.
         """
         step = self._loop.step
-        # After the last step, the script may write files of its own. So from now on, a kill of this rank could lose
-        # something.
+        # After the last step, the script may write files of its own. A kill of this rank could lose these files.
         self._context.record.set_expendable(False)
         self.agreement.vote_now(step)
         self.saves.finish()

@@ -1,4 +1,4 @@
-"""Decides, after a stop request, whether the running step can be finished before the platform kills the job."""
+"""After a stop request: decides whether the running step can be finished before the platform kills the job."""
 
 from safepoint.foundation.events.run_events import DeadlineChoice
 from safepoint.training.context.rank_context import RankContext
@@ -6,11 +6,11 @@ from safepoint.training.engine.agreement import Agreement
 from safepoint.training.engine.snapshots import Snapshots
 
 _LEAVING_S = 0.3
-"""The assumed seconds that the ranks need to end after the commit of a snapshot."""
+"""The assumed time, in seconds, that the ranks need to end after the commit of a snapshot."""
 
 
 class Deadline:
-    """Checks, on the thread that watches signals, how much time is left for the running step.
+    """Checks how much time is left for the running step. The thread that watches signals calls `check`.
 
     Args:
         context: has the time that is left, and the number of the running step.
@@ -23,14 +23,14 @@ class Deadline:
         self._agreement = agreement
         self._snapshots = snapshots
         self.is_last_boundary_reached = False
-        """Whether the loop has reached its last boundary: its last step has ended. If so, no step is running that
-        could be given up."""
+        """Whether the loop has reached its last boundary: its last step has ended. After that, there is no running
+        step to give up."""
         self._reported = ""
 
     def check(self) -> float | None:
         """Request a commit of the newest snapshot if the running step cannot be finished in time.
 
-        The keeper, the process that writes snapshots to disk, then commits the snapshot and ends the ranks.
+        The keeper (the process that writes snapshots to disk) then commits the snapshot and ends the ranks.
 
         Returns:
             Seconds until the next check; None for no further check.
@@ -50,9 +50,9 @@ class Deadline:
             self._report("finish_step", needed_s, available_s, commit_s)
             return patience_s
         why = (
-            f"it needs about {needed_s:.1f} s more with its save, and {max(0.0, available_s):.1f} s are left"
+            f"the step and its save need about {needed_s:.1f} s, and {max(0.0, available_s):.1f} s are left"
             if needed_s > available_s
-            else f"{max(0.0, available_s):.1f} s are left, just enough to commit a snapshot"
+            else f"{max(0.0, available_s):.1f} s are left, which is just enough to commit a snapshot"
         )
         snapshots.rescue(step + 1, why)
         self._report("commit_snapshot", needed_s, available_s, commit_s)

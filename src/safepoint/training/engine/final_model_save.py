@@ -1,9 +1,9 @@
 """Saves the finished model in the object store, in the layout that `from_pretrained` reads.
 
-Weights that the ranks hold in memory are uploaded directly, without a disk in between (docs/adr/0015). If instead the
-framework itself writes all files, the files are committed in the output folder, and the uploader (the process that
-sends committed files to the object store) publishes them. A failure is reported, and the process exits with a code
-other than 0.
+Weights that the ranks hold in memory are uploaded from memory, and not written to a disk first (docs/adr/0015). If
+the framework itself writes all files, the files are committed in the output folder. The uploader (the process that
+sends committed files to the object store) then publishes them. A failure is reported, and the process exits with a
+code other than 0.
 """
 
 import contextlib
@@ -76,8 +76,8 @@ class FinalModelSave:
 
     def _save(self, working: WorkingCheckpoint) -> None:
         rank, peers = self._setup.context.place.rank, self._setup.peers
-        # Create the folder on all ranks first. If this fails on one rank, no rank calls the framework, whose
-        # collective calls would wait for that rank.
+        # Create the folder on all ranks first. If this fails on one rank, no rank calls the framework: its collective
+        # calls would wait for the failed rank.
         folder = self._on_all_ranks(lambda: working.rank_root(rank)) / working.name
         streams = self._on_all_ranks(lambda: self._setup.loop.write_final(folder))
         if streams is None:
@@ -147,7 +147,7 @@ class FinalModelSave:
         )
 
     def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
-        """Wait until the newest checkpoint, which is more important than the final model, is in the store."""
+        """Wait until the newest checkpoint is in the store, because it is more important than the final model."""
         newest = max((manifest.step for _, manifest in self._setup.output.manifests()), default=None)
         uploader = self._setup.context.uploads.uploader
         if newest is None or uploader is None:
@@ -163,9 +163,10 @@ class FinalModelSave:
             clock.sleep(_LOOK_EVERY_S)
 
     def _source(self, step: int | None) -> str | None:
-        """Where the checkpoint of `step` is, which has the same weights as the final model.
+        """The path or URI of the checkpoint of `step`. Its weights are the same as the final model's weights.
 
-        Return its path if it is in the folder, and otherwise its URI in the store. Return None if `step` is None.
+        Return the path if the checkpoint is in the output folder. If not, return its URI in the store. Return None if
+        `step` is None.
         """
         if step is None:
             return None
@@ -180,7 +181,7 @@ def _of_first_node(parts: list[RankPart]) -> list[RankPart]:
     Only the first node's files are stored as the final model. Other nodes may have the same files.
 
     Raises:
-        SaveError: another node has a file that the first node lacks, or whose content differs on the first node.
+        SaveError: another node has a file that the first node does not have, or has with other content.
     """
     here = [part for part in parts if part.node == 0]
     known = {entry for part in here for entry in part.files}
@@ -205,7 +206,7 @@ class FinalUpload:
         leader: reads the large files' bytes from the ranks.
         large: the files whose bytes the ranks hold.
         small: the folder with all other files.
-        failed: called with the first failure, after which the upload is repeated.
+        failed: called with the first failure. The upload is repeated after this call.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class TrainingLoop(Protocol):
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """Those parameters of the model that a checkpoint contains."""
+        """The parameters of the model that a checkpoint contains."""
         ...
 
     def moments_per_parameter(self) -> int:
@@ -58,7 +58,7 @@ class TrainingLoop(Protocol):
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints the script keeps (None for all), and the steps of those that are never deleted."""
+        """How many checkpoints the script keeps (None for all), and the steps that are never deleted."""
         ...
 
     def write(self, parent: Path, folder: Path) -> None:
@@ -69,7 +69,7 @@ class TrainingLoop(Protocol):
         """Write the finished model in the layout that the framework reads; all ranks call this method.
 
         Returns:
-            None when everything is written; otherwise the large files that are still to be written. Either all ranks
-            return None, or no rank does.
+            The large files that are still to be written; None if everything is written. Either all ranks return None,
+            or no rank does.
         """
         ...

@@ -3,13 +3,13 @@
 Only the first rank's clock decides. The vote (the small all-reduce in each step) carries the decision to the other
 ranks, so that all save the same step.
 
-With `auto`, the interval is the exact optimum of `safepoint.estimates.interval` for saves that stall training for δ
-seconds, and interruptions that lose work about every M seconds. δ is measured. M is estimated from the run's own
-history and an assumed loss after four hours: M = (4 h + time trained) / (1 + losses). A stop with a checkpoint of the
-last step loses nothing, and is not counted as a loss. M is at most 30 days: the times in the history may be wrong, or
-another person may have written them, and a run must not save only once a week because of them. After the stall, the
-files are written in the background. The time that this takes does not change the optimum; it only limits how short
-the interval may be.
+With `auto`, the interval is the exact optimum of `safepoint.estimates.interval`. A save stalls training for δ
+seconds, and an interruption loses work about every M seconds. δ is measured. M is estimated from the run's own
+history, to which one loss after four hours is added: M = (4 h + time trained) / (1 + losses). A stop with a
+checkpoint of the last step loses nothing, and is not counted as a loss. M is at most 30 days. The times in the
+history may be wrong, or another person may have written them. Without this limit, such times could make a run save
+only once a week. After the stall, the files are written in the background. The time for this writing does not change
+the optimum. It only limits how short the interval may be.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from safepoint.foundation.quantities import parse_duration
 AUTO = "auto"
 _ASSUMED_BETWEEN_LOSSES_S = 4 * 3600.0
 _ASSUMED_STALL_S = 1.0
-"""The assumed stall of a save before the first one was measured."""
+"""The assumed stall of a save, in seconds, before the first save was measured."""
 _LEAST_S = 1.0
 _MOST_BETWEEN_LOSSES_S = 30 * 86_400.0
 """With a stall of one second, a run with this time between losses saves every 38 minutes."""
 _LAST_BYTES = 16 << 20
-"""How many bytes of the event stream are read, from its end: about 60,000 events. More would delay the start."""
+"""How many bytes at the end of the event stream are read: about 60,000 events. More would delay the start."""
 _MOST_SHARE_OF_WRITING = 0.5
 """The disk writes checkpoints for at most half of the time, so that other programs can use the disk too."""
 
@@ -99,8 +99,9 @@ class SaveClock:
         """Record that a save was started or postponed, for any reason. The next interval begins now.
 
         Args:
-            stall_s: seconds that the save has stalled training so far; None if it was postponed.
-            writing_s: seconds from the start of the last completed save until it was durable; None before the first.
+            stall_s: seconds that the save has stalled training so far; None if the save was postponed.
+            writing_s: seconds from the start of the last completed save until the save was durable; None before the
+                first such save.
         """
         self._last_s = clock.monotonic_s()
         if stall_s is not None:

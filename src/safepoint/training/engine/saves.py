@@ -1,4 +1,4 @@
-"""The saves of one training: through the keeper where possible, otherwise synchronous.
+"""The saves of one training: through the keeper if possible, and synchronous if not.
 
 The keeper is the process of each node that writes snapshots to disk while the training continues. Saves begin at a
 boundary: the point between two optimizer steps.
@@ -61,7 +61,7 @@ class Saves:
         Args:
             trigger: why the state is saved.
             write: writes this rank's files.
-            is_last: whether this is the last boundary, so that a save cannot be postponed to the next one.
+            is_last: whether this is the last boundary. If so, the save cannot be postponed to the next boundary.
 
         Returns:
             Whether the save was synchronous.
@@ -121,9 +121,9 @@ class Saves:
                 self._saver.prune()
 
     def commit_snapshot(self, step: int) -> bool:
-        """Have the keeper commit the snapshot of `step`.
+        """Request that the keeper commits the snapshot of `step`.
 
-        Return whether the commit is requested, by this call or an earlier one.
+        Return whether the commit is requested, by this call or an earlier call.
         """
         if self._snapshots.commit_taken(step, Trigger.JIT):
             self.step = self.pending_step = step

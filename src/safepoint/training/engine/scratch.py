@@ -1,7 +1,7 @@
 """The folder in which a rank's save routine writes its small files.
 
-The tensors that the routine would write there are captured instead: Safepoint copies them into memory, from which
-another process writes them to disk.
+The tensors that the routine would write there are captured instead: Safepoint copies them into memory, and another
+process writes them to disk.
 """
 
 import errno
@@ -33,7 +33,7 @@ class Scratch:
         self._parent = parent
         self._path: Path | None = None
         self.capture = Capture()
-        """Turns what a save routine writes into images: the bytes of the files, in memory."""
+        """Turns the files that a save routine writes into images: the bytes of the files, in memory."""
 
     def ensure(self, keeper: KeeperClient) -> None:
         """Create the folder if needed, and check its free space.

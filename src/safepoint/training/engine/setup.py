@@ -26,7 +26,7 @@ _LIBRARIES = ("torch", "transformers", "accelerate", "trl", "peft", "deepspeed",
 
 
 def library_versions() -> dict[str, str]:
-    """Name → version of Safepoint, of Python, and of those libraries that are imported already."""
+    """Name → version of Safepoint, of Python, and of the libraries that are imported already."""
     versions = {"safepoint": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         if name in sys.modules:

@@ -65,14 +65,15 @@ class Snapshots:
         self._is_shared = setup.start.folders.is_shared
         self._optimizers: list[Any] = []
         self.pending: int | None = None
-        """The step that the keeper has to save, until this rank has recorded the outcome; otherwise None."""
+        """The step that the keeper has to save; None if there is no such step, or if this rank has recorded the
+        outcome."""
         self.taken_step: int | None = None
         """The newest step with a snapshot in memory."""
         self._costs_s: deque[float] = deque(maxlen=3)
         self.expected_bytes = 0
         """The estimated size of a checkpoint's files in this node's folder; 0 if it is not known."""
         self.save_s: float | None = None
-        """Seconds from the start of the last save until it was durable."""
+        """Seconds from the start of the last save until the save was durable."""
         self._handed_s = self._taken_stall_s = 0.0
         self._taken_time = self._pending_time = ""
         self._pending_stall_s = 0.0
@@ -88,7 +89,7 @@ class Snapshots:
         settings = self._context.settings
         slots = settings.snapshot_slots
         if slots is None and settings.snapshot_steps is not None:
-            slots = 2  # one stays in memory while the other is written
+            slots = 2  # one snapshot stays in memory while the other is written
         self._snapshotter = Snapshotter(keeper, optimizers=self._optimizers, slots=slots, on_torn=self._note_torn)
         self._snapshotter.arena.most_bytes = self._most_bytes
         self._scratch.let_keeper_remove(keeper)
@@ -120,9 +121,10 @@ class Snapshots:
     # ---- before the loop --------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Allocate the memory for snapshots. A thread touches its pages while the model is being loaded.
+        """Allocate the memory for snapshots. A thread touches the memory's pages while the model is loaded.
 
-        After a restart, this happens only after the first step, because the thread would slow the load down.
+        After a restart on CPUs, the memory is allocated only after the first step, because the thread would slow the
+        load down.
         """
         if self._is_shared:
             self._most_bytes = self._share_of_memory()
@@ -152,8 +154,8 @@ class Snapshots:
         if self._context.place.restart == 0 or device is not None:
             reserve(still_to_come=(gradients + moments) * on_host)
         else:
-            # The state is being loaded from the snapshot that earlier ranks have left in memory. Its memory becomes
-            # free when the state is loaded, and the processors are busy until the first step is done.
+            # The state is being loaded from the snapshot that earlier ranks have left in memory. The memory of this
+            # snapshot becomes free when the state is loaded. The processors are busy until the first step is done.
             self._postponed = functools.partial(reserve, still_to_come=0)
 
     def _reserve(self, sizes: Sequence[int], device: int | None, *, still_to_come: int) -> None:
@@ -282,7 +284,7 @@ class Snapshots:
         return TakeResult.TAKEN if could else TakeResult.BUSY
 
     def _find_keeper(self) -> None:
-        """Connect to a keeper, such as the one that replaces a dead keeper.
+        """Connect to a keeper, for example to the new keeper after an earlier keeper has died.
 
         The keeper is used from the next save on. The save that is due now is synchronous.
         """
@@ -291,7 +293,7 @@ class Snapshots:
             self.poll()
             self._snapshotter.close()
             self._snapshotter = None
-            context.log.warning("the keeper died: this save is synchronous, and a new keeper receives the next one")
+            context.log.warning("the keeper died: this save is synchronous, and a new keeper gets the next save")
         keeper = context.keeper.reopen()
         if keeper is None:
             return
@@ -353,7 +355,8 @@ class Snapshots:
     def cost_s(self) -> float | None:
         """Seconds by which a snapshot delays the training on the slowest rank, at the boundary and in the optimizer.
 
-        The median of the last three snapshots; None before the second one, because the first one takes longer.
+        The median of the last three snapshots; None before the second snapshot, because the first snapshot takes
+        longer.
         """
         return statistics.median(self._costs_s) if len(self._costs_s) > 1 else None
 
@@ -362,7 +365,7 @@ class Snapshots:
     def poll(self) -> Outcome | None:
         """Return the outcome of the pending save, without waiting.
 
-        Return None while the keeper is still writing, and if no save is pending.
+        Return None if the keeper is still writing, or if no save is pending.
         """
         if self.pending is None or self._snapshotter is None:
             return None
@@ -430,7 +433,7 @@ class Snapshots:
         """Request that the keeper commits the snapshot of `step`.
 
         Returns:
-            Whether that was requested; False if there is no such snapshot, or if a rank has no keeper.
+            Whether the commit was requested; False if there is no such snapshot, or if a rank has no keeper.
         """
         if self.taken_step != step:
             return False
@@ -479,8 +482,8 @@ class Snapshots:
         """End the snapshots of this training.
 
         Args:
-            is_orderly: whether the training has reached its end, or was interrupted: no further save is needed.
-                If not, the keeper commits the newest snapshot when this process ends.
+            is_orderly: whether the training has reached its end, or was interrupted. If so, no further save is
+                needed. If not, the keeper commits the newest snapshot when this process ends.
         """
         if self._snapshotter is not None and is_orderly:
             self._snapshotter.wait_staged()

@@ -102,10 +102,9 @@ def _send(peers: Peers, streams: Streams, requested: WeightRange) -> str:
 
 
 class Leader:
-    """The first rank's side: runs work, such as an upload, on a thread.
+    """Runs work on a thread of the first rank, for example an upload of bytes that other ranks hold.
 
-    The work reads bytes that other ranks hold. The leader requests these bytes from the other ranks, which call
-    `follow`.
+    The leader requests these bytes from the other ranks, which call `follow`.
 
     Args:
         peers: all ranks.
@@ -174,7 +173,7 @@ class Leader:
         return answer
 
     def content_of(self, file: StreamedFile) -> Content:
-        """The file's bytes, some of which other ranks send. Read them only on the thread that runs the work."""
+        """The file's bytes; other ranks send some of them. Read the bytes only on the thread that runs the work."""
 
         def write_to(sink: Sink) -> None:
             for part in file.parts:
@@ -193,7 +192,7 @@ class Leader:
         return cast("torch.Tensor", self._ask(requested))
 
     def check(self) -> None:
-        """Check that no rank failed to read the bytes that the first rank requested.
+        """Raise an error if a rank could not read the bytes that the first rank requested.
 
         Raises:
             SaveError: a rank could not read the bytes.

@@ -1,6 +1,6 @@
 """Saves for which the training waits: all ranks together write the files into a working folder and commit them.
 
-The keeper, the process that writes snapshots to disk, is not involved. A failed save leaves no files. The failure is
+The keeper (the process that writes snapshots to disk) is not involved. A failed save leaves no files. The failure is
 reported, and every rank treats the save as failed.
 """
 
@@ -57,7 +57,7 @@ class SynchronousSave:
             consequence: what a failure means for the training. The message about the failure ends with this text.
 
         Returns:
-            How many seconds the save took; None on every rank when nothing was committed.
+            How many seconds the save took; None on every rank if nothing was committed.
 
         Raises:
             PeerError: a rank is gone.
@@ -146,13 +146,13 @@ class SynchronousSave:
             self.adopt_added_files()
 
     def adopt_added_files(self) -> None:
-        """Add the files that callbacks of any rank have written into the newest checkpoint to its manifest."""
+        """Extend the newest checkpoint's manifest: list the files that callbacks of any rank have added."""
         self._peers.gather(None)  # wait until the callbacks of all ranks have written their files
         try:
             found = self._on_owners(self._find_added_files)
             added = [entry for entries in found for entry in entries]
-            # With several folders, the record of each node was written as open (`NodePart.is_open`). The record is
-            # written again to close it, even if no file was added.
+            # With several folders, the record of each node was written as open (`NodePart.is_open`). The record has
+            # to be written again as closed, even if no file was added.
             if added or not self._folders.is_shared:
                 self._on_owners(lambda: self._name_added_files(added, found[self._folders.index]))
         except SaveError as error:
@@ -230,7 +230,7 @@ class SynchronousSave:
         found = occupied(self._setup.output.root / checkpoint_name(newest.step))
         if not self._folders.is_shared:
             return found
-        # `found` does not count files that have a second name (hard links).
+        # `found` leaves out files that have a second name (hard links).
         num_inodes = max(found.num_inodes, len(newest.files))
         return Occupied(num_bytes=max(found.num_bytes, newest.size_bytes), num_inodes=num_inodes)
 
@@ -264,7 +264,7 @@ class SynchronousSave:
             return RankPart(rank=rank, node=self._folders.index, error=reason, is_full=is_full(error))
 
     def set_newest(self, path: Path) -> None:
-        """Record that the keeper has committed the newest checkpoint, the one at `path`."""
+        """Record that the keeper has committed the newest checkpoint. It is at `path`."""
         with contextlib.suppress(ManifestError):
             self._newest = (path, read_manifest(path))
 

@@ -1,8 +1,8 @@
-"""Makes `accelerate launch`, in a rank, run the script in this process instead of starting further processes.
+"""Makes `accelerate launch` run the script in the rank that calls it, and start no further processes.
 
 Further processes are not needed, because the launcher of Safepoint has started the ranks already. In all other
-respects, `accelerate launch` works as usual: it reads its options and its configuration file, and passes them to the
-script in variables (`ACCELERATE_MIXED_PRECISION`, …). TRL's command `trl sft …` starts its scripts through
+respects, `accelerate launch` works as usual: it reads its options and its configuration file, and passes their values
+to the script in variables (`ACCELERATE_MIXED_PRECISION`, …). TRL's command `trl sft …` starts its scripts through
 `accelerate launch`.
 """
 
@@ -52,7 +52,7 @@ def _hook(context: RankContext, module: ModuleType) -> None:
 
 
 def _of_one_machine(args: Any) -> Any:
-    """The options, changed so that Accelerate neither looks for a free port nor writes a file for other machines."""
+    """The options for one machine: Accelerate looks for no free port, and writes no file for other machines."""
     changed = copy.copy(args)
     changed.num_machines, changed.main_process_port = 1, 0
     return changed

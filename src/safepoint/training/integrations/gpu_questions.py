@@ -1,8 +1,8 @@
 """Answers torch's queries for GPUs while packages are imported in a process from which ranks are copied.
 
-torch opens the library NVML for a query, and never closes it. From then on the process has the GPUs open, and its
-copies would have handles that do not work. So for each query, a short-lived copy of the process opens NVML and
-returns the result. The ranks themselves query torch as usual.
+torch opens the library NVML for a query, and never closes it. From then on, the process has the GPUs open. If the
+process were copied, the handles in its copies would not work. So for each query, a short-lived copy of the process
+opens NVML and returns the result. In the ranks themselves, queries work as usual.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ def install_before_ranks() -> None:
 
     cuda: Any = torch.cuda
     for name in _QUESTIONS:
-        if hasattr(cuda, name):  # without this hook, the first query makes this process unfit, which is noticed
+        if hasattr(cuda, name):  # if not, a query makes this process unfit, and ranks are started as new processes
             setattr(cuda, name, _asked_by_a_copy(getattr(cuda, name)))
 
 
 def _asked_by_a_copy(ask: Callable[[], Any]) -> Callable[[], Any]:
-    """A function that returns what `ask` returns, but calls `ask` only in copies of this process."""
+    """A function that returns the result of `ask`. It does not call `ask` in this process, only in its copies."""
     pid = os.getpid()
     answer_of_copy = functools.cache(functools.partial(_answer_of_copy, ask))
 

@@ -20,8 +20,8 @@ class _HookedLoader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        # Remove the hooks only now. If there was only a `find_spec` or a failed import before, the hooks still run at
-        # the next import.
+        # Remove the hooks only after a successful import. After a call of `find_spec`, or a failed import, the hooks
+        # must still run at the next import.
         for hook in self._hooks.pop(module.__name__, []):
             hook(module)
 

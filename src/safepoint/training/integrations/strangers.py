@@ -1,13 +1,13 @@
 """Closes the connections of other users of this machine to the ports of gloo, before a process group is used.
 
-gloo authenticates no peer. Each user of a machine can connect to the port at which a rank waits for another rank,
-take the place of this rank, read what is sent to it, and send objects, which PyTorch unpickles. The kernel reports
-which user has opened a socket of this machine. So when a group has formed, this module looks at all connections that
-gloo has accepted, and shuts down those of other users. If a group uses such a connection, the group fails at its
-first exchange, and the job restarts.
+gloo does not authenticate peers. Each user of a machine can connect to the port at which a rank waits for another
+rank, and act as this other rank: read the data for it, and send objects, which PyTorch unpickles. The kernel reports
+which user has opened a socket of this machine. So when a group has formed, this module examines all connections that
+gloo has accepted, and shuts down the connections of other users. If a group uses such a connection, the group fails
+at its first exchange, and the job restarts.
 
-This module does not check connections from other machines, connections of NCCL, and connections of groups that
-connect only at their first use (TORCH_GLOO_LAZY_INIT).
+This module does not check three kinds of connections: connections from other machines, connections of NCCL, and
+connections of groups that connect only at their first use (TORCH_GLOO_LAZY_INIT).
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def hook(module: ModuleType) -> None:
 
 @contextlib.contextmanager
 def without_strangers() -> Generator[None]:
-    """Shut down the connections that other users of this machine have opened to ports which the block has opened."""
+    """After the block, shut down connections from other users of this machine to ports that the block has opened."""
     before = _sockets()
     yield
     new = [number for name, number in _sockets().items() if name not in before]
@@ -68,7 +68,7 @@ def without_strangers() -> Generator[None]:
     if found:
         _log.warning(
             "a program of %s connected to a port at which this rank waited for another rank; the connection was "
-            "closed, and if the group already used it instead of the rank's, the ranks fail and restart",
+            "closed. If the process group already used this connection, the ranks fail and restart",
             " and ".join(sorted(found)),
         )
 
@@ -82,7 +82,7 @@ def _stranger_of(one: socket.socket, ports: set[int]) -> str | None:
     if near[1] not in ports:
         return None
     owner = owner_of(far, near)
-    if owner is None:  # on loopback: one end is closed, and then the kernel reports no user
+    if owner is None:  # on loopback, this means that one end is closed: then the kernel reports no user
         is_local = ipaddress.ip_address(near[0].removeprefix("::ffff:").partition("%")[0]).is_loopback
         return "an unknown user" if is_local else None
     return None if is_this_user(owner) else f"user {user_name(owner)}"
@@ -101,7 +101,7 @@ def _sockets() -> dict[str, int]:
 
 @contextlib.contextmanager
 def _opened(number: int) -> Generator[socket.socket | None]:
-    """A TCP socket of this process; None for any other socket, and if it was closed meanwhile."""
+    """A TCP socket of this process. None if the descriptor belongs to another kind of socket, or was closed."""
     try:
         is_blocking = os.get_blocking(number)
         one = socket.socket(fileno=os.dup(number))

@@ -2,8 +2,8 @@
 
 torch 2.13 keeps one TCPStore over all restarts of the ranks and writes the same keys into it each time. So a
 restarted rank may read the address of a dead process ("Gloo connectFullMesh failed … Connection refused", observed in
-about every second restart). With several nodes there is no other store to use. So this module makes the number of the
-restart a part of each key. All ranks must use the same number. An agent restarts the ranks of a node. Safepoint's
+about every second restart). On several nodes, there is no other store to use. So this module makes the number of the
+restart a part of each key. All ranks must use the same number. On each node, an agent restarts the ranks. Safepoint's
 agents count restarts in the same way on all nodes. torchrun's agents do not, so under torchrun this module works only
 on a single node.
 """

@@ -1,4 +1,4 @@
-"""Warns if a script trains although none of the trainers that Safepoint supports has begun."""
+"""Warns if a script trains, and no trainer that Safepoint supports has begun."""
 
 import logging
 from types import ModuleType

@@ -5,12 +5,13 @@ The agent starts and supervises the ranks of one node. It is torch's `LocalElast
 - The agents of all nodes exchange stop requests.
 - The end of a rank is noticed at once, through a pidfd. torch elastic looks for it only several times a second.
 - When torch elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is
-  longer than torch elastic's default of 30 s. If a rank has died and all ranks restart, the other ranks of the node
-  are killed at once, if their records state that they have nothing to save (`RankRecord.can_be_killed`).
+  longer than torch elastic's default of 30 s. If all ranks restart after the death of a rank, the surviving ranks of
+  the node may have nothing to save. If their records state this (`RankRecord.can_be_killed`), they are killed at
+  once.
 - At a restart, the nodes do not exchange their numbers of ranks again, because the nodes of a job do not change.
 - Ranks that Safepoint ended are not restarted.
-- If a rank exits with an error code on the first start of the ranks, before the first step, they are not restarted,
-  because the program would fail in the same way again. If a signal killed the rank, they are restarted.
+- If a rank exits with an error code on the first start of the ranks, before the first step, the ranks are not
+  restarted: the program would fail in the same way again. If a signal killed the rank, the ranks are restarted.
 """
 
 # torch elastic wraps its methods in an untyped decorator, so pyright cannot check their overrides and calls.
@@ -62,9 +63,9 @@ _RESTART_KEY = "safepoint/restart/{}"
 _ENDED_KEY = "safepoint/left/{}"
 _WAIT_FOR_OTHERS_S = 3.0
 _LOOK_EVERY_S = 1.0
-"""How often the agent looks for orphans while nothing else happens."""
+"""The time between two checks for orphans while nothing else happens."""
 _EXCHANGE_EVERY_S = 0.1
-"""How often the agent looks for requests of other nodes, and for the end of a start."""
+"""The time between two checks for requests of other nodes, and for the end of a start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ class AgentOutcome:
     """How the ranks of a node ended.
 
     Args:
-        exit_codes: global rank → exit code of the last start; negative for a signal.
+        exit_codes: global rank → the exit code of its process in the last start; negative if a signal ended the
+            process.
         restarts: how often the ranks were restarted.
     """
 
@@ -164,7 +166,7 @@ class SafepointAgent(PatientAgent):
         settings: the options of the run, with the folder for the ranks' records.
         relay: receives stop requests, and sends signals to the ranks.
         keeper: the node's keeper, the process that writes snapshots to disk. If the keeper dies, the agent starts a
-            new one.
+            new keeper.
         reporter: reports failures and restarts.
         orphans: the processes that ranks leave behind.
         timeline: measures the starts of the ranks.
@@ -214,7 +216,7 @@ class SafepointAgent(PatientAgent):
         """The ranks of this start that were killed because another rank had died."""
 
     def outcome(self, result: RunResult | None) -> AgentOutcome:
-        """The exit codes of the ranks in their last start, from what `run` has returned."""
+        """The exit codes of the ranks in their last start. `result` is the return value of `run`."""
         codes = {worker.global_rank: 0 for worker in self._worker_group.workers}
         if result is not None:
             codes |= {rank: failure.exitcode for rank, failure in result.failures.items()}
@@ -231,7 +233,7 @@ class SafepointAgent(PatientAgent):
         self._timeline.passed(Phase.STORE_READY)
 
     def _agree_on_hash_seed(self) -> None:
-        """A template with another seed than that of node 0 is replaced."""
+        """Use the hash seed of node 0 on this node. If the template has another seed, replace the template."""
         group: Any = self._worker_group
         template, is_wanted = self._template, self._template is not None
         if self._hash_seed.agree(group.store, node=group.group_rank, is_wanted=is_wanted) and template is not None:
@@ -255,7 +257,7 @@ class SafepointAgent(PatientAgent):
 
         context.close = close_within_grace
         self._killed = frozenset()
-        self._has_sent_modules = False  # a start that resumes may load more modules than the first one
+        self._has_sent_modules = False  # a start that resumes may load more modules than the first start
         self._relay.set_ranks(list(pids.values()))
         return pids
 
@@ -287,7 +289,7 @@ class SafepointAgent(PatientAgent):
         return result
 
     def _complete_template(self, template: TemplateProcess) -> None:
-        """After the first step, let the template import what the ranks have loaded; replace it if it has died."""
+        """After the first step: let the template import the ranks' modules. If it has died, start a new template."""
         if not template.ensure():
             self._has_sent_modules = False
         if not self._has_sent_modules and template.becomes_ready():
@@ -297,8 +299,8 @@ class SafepointAgent(PatientAgent):
     def _kill_survivors(self) -> None:
         """If a rank has died and all ranks will restart, kill the node's other ranks if they have nothing to save.
 
-        Otherwise torch elastic sends them SIGTERM and waits. They could do nothing useful in this time: a training
-        cannot continue without the dead rank, and its state is with the keeper.
+        Without this kill, torch elastic would send them SIGTERM and wait. The ranks could do nothing useful in this
+        time: a training cannot continue without the dead rank, and the keeper has the state of the training.
         """
         codes = {
             worker.global_rank: exit_code_of_child(worker.id) for worker in self._worker_group.workers if worker.id
@@ -399,9 +401,9 @@ class SafepointAgent(PatientAgent):
     def notify_others(self) -> None:
         """Before this process ends, notify the other nodes.
 
-        Node 0, which serves the store, then waits until the other nodes have ended, but for at most 3 s, even after a
-        success: an agent of torch elastic ends when the last node has arrived at its barrier. The other agents then
-        still read the barrier in the store, and would report the closed connection as an error.
+        Node 0 serves the store. Node 0 then waits until the other nodes have ended, for at most 3 s. It also waits
+        after a success: an agent of torch elastic ends when the last node has arrived at its barrier. At this time,
+        other agents still read the barrier in the store, and would report a closed connection as an error.
         """
         group: Any = self._worker_group
         if group.group_world_size == 1:

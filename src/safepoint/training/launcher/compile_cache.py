@@ -4,17 +4,17 @@ These folders lie in the temporary folder, and other users can predict their nam
 
 - PyTorch runs the code that it finds in `torchinductor_USER`;
 - flash-attn 4, quack-kernels, PyTorch's copy of these kernels and the CUTLASS DSL run the code that they find in
-  folders in `USER`. The CUTLASS DSL before 4.3.2 looks in `/tmp/USER`, whatever TMPDIR is.
+  subfolders of `USER`. The CUTLASS DSL before 4.3.2 always looks in `/tmp/USER`, even if TMPDIR is set.
 
-Another user who makes such a folder first could stop every training of this user, or run code in it.
+Another user who makes such a folder first could make every training of this user fail, or run code in the training.
 
 So the launcher makes these folders before any rank needs them. In a sticky folder such as /tmp, no other user can
 then replace them. If other users may already have written there, the launcher sets another temporary folder for the
-ranks. To set only the variables for the caches would not be enough: PyTorch always reads some of its files, such as
-precompiled headers, from the temporary folder.
+ranks. The variables for the caches alone would not be enough: PyTorch always reads some files, such as precompiled
+headers, from the temporary folder.
 
 A program that cleans the temporary folder, such as systemd-tmpfiles, may delete these folders while the run lasts. So
-the launcher looks at them again before each restart of the ranks.
+the launcher checks these folders again before each restart of the ranks.
 """
 
 import contextlib
@@ -37,15 +37,16 @@ from safepoint.foundation.temporary_folders.places import COMPILED_CODE, TEMPORA
 from safepoint.foundation.volumes.mounts import is_mounted_by_other
 
 _CACHES = dict(zip(COMPILED_CODE, ("", "quack", "cutlass", "flash-attention"), strict=True))
-"""Environment variable → the folder for compiled code that it names, in the folder of the first variable."""
+"""Environment variable → its folder for compiled code, relative to the folder of the first variable."""
 _FIXED = Path("/tmp")
-"""Where the CUTLASS DSL before 4.3.2 looks for compiled code: in a folder with the name of the user or, for a user
-without a name, in `cutlass_python_cache`."""
+"""The folder in which the CUTLASS DSL before 4.3.2 looks for compiled code. It uses a subfolder with the name of the
+user. If the user has no name, it uses `cutlass_python_cache`."""
 _WITHOUT_FILES = "CUTE_DSL_DISABLE_FILE_CACHING"
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 """The environment variables from which libraries take the name of the user."""
 _MAX_LENGTH = 70
-"""The longest path of the temporary folder. Libraries make sockets there, whose paths have at most 107 characters."""
+"""The longest path of the temporary folder. Libraries make sockets there, and the path of a socket has at most 107
+characters."""
 _log = logging.getLogger("safepoint")
 
 
@@ -53,7 +54,7 @@ class CompileCache:
     """Where the ranks cache compiled code.
 
     Args:
-        scratch: an existing private folder, for the case that the user has no home folder that can be written.
+        scratch: an existing private folder. It is used if the user has no writable home folder.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -63,10 +64,11 @@ class CompileCache:
         self._is_private = False
 
     def protect(self) -> None:
-        """Make sure that only this user can have written what the ranks find in folders for compiled code.
+        """Make sure that the ranks run no compiled code that another user may have written.
 
-        Set TMPDIR and the variables of the caches to the usual folders or, if that is not certain, to private folders
-        of this user. Call this method before each start of the ranks.
+        If only this user can have written to the usual folders, set TMPDIR and the variables of the caches to these
+        folders. If not, set the variables to private folders of this user. Call this method before each start of the
+        ranks.
         """
         if self._is_private:
             return
@@ -81,16 +83,17 @@ class CompileCache:
             cache = Path(self._chosen[COMPILED_CODE[0]] or _private_folder(self._scratch, "torchinductor"))
             folder, why = unsafe
             _log.warning(
-                "%s %s, and PyTorch or other libraries would run code that they find there; so they cache compiled "
-                "code in %s, and the temporary folder of the ranks is %s; set TMPDIR to a folder of your own, or "
-                "delete the first of these folders if it exists",
+                "%s %s. PyTorch or other libraries would run code that they find there. So the ranks cache compiled "
+                "code in %s, and their temporary folder is %s; set TMPDIR to a folder of your own, or delete the "
+                "first of these folders if it exists",
                 printable(str(folder)),
                 why,
                 printable(str(cache)),
                 printable(str(temporary)),
             )
-        # The folders are set in any case. Otherwise a rank would look for a temporary folder of its own, and would
-        # choose another one if this one is full at that moment (see `keep_temporary_folder`).
+        # The variables are set even if the usual folders are used. Without TMPDIR, a rank would look for a temporary
+        # folder itself. If the usual folder were full at that moment, the rank would choose another folder (see
+        # `keep_temporary_folder`).
         os.environ[TEMPORARY] = str(temporary)
         cache = self._chosen[COMPILED_CODE[0]] or str(cache)
         for variable, name in _CACHES.items():
@@ -109,7 +112,7 @@ def _usual_folder() -> Path:
 
 
 def _named_folders(parent: Path) -> list[Path]:
-    """The folders in `parent` that have the name of this user, as libraries determine it; empty without a name."""
+    """The folders in `parent` that libraries name after this user; empty if the user has no name."""
     names = {os.environ.get(variable, "") for variable in _NAMES}
     with contextlib.suppress(KeyError):
         names.add(pwd.getpwuid(os.getuid()).pw_name)
@@ -117,10 +120,10 @@ def _named_folders(parent: Path) -> list[Path]:
 
 
 def _take(folder: Path) -> str:
-    """Make a folder, unless it exists.
+    """Make a folder unless it exists, and check whether other users can write there.
 
     Returns:
-        Why others may have written there, or may do so later, as the end of a sentence; empty if they cannot.
+        The end of a sentence: why others may have written there, or could write there later. Empty if they cannot.
     """
     if is_mounted_by_other(folder):
         return "is a file system that another user has mounted"
@@ -137,7 +140,7 @@ def _take(folder: Path) -> str:
 
 
 def _may_be_replaced(folder: Path) -> bool:
-    """Whether everyone can replace `folder` or, if it is a link, the folder to which it leads."""
+    """Whether everyone can replace `folder`, or the folder to which a link at `folder` leads."""
     return any(may_be_replaced(one.parent, by_everyone=True) for one in (folder, Path(os.path.realpath(folder))))
 
 
@@ -156,9 +159,10 @@ def _why_shared(folder: Path) -> str:
 
 
 def _is_private(folder: Path, group: int) -> bool:
-    """Whether only this user may write to `folder`, if its group may: without other members, and without a list.
+    """Whether this user is the only user who can write to `folder` through the permissions of its group.
 
-    With an access control list, the permissions of the group are those that the list may give to any user.
+    This is so if the group has no other members, and the folder has no access control list. If there is a list, the
+    permissions of the group are the most that the list may give to any user.
     """
     with contextlib.suppress(OSError):  # this file system has no lists
         if ACCESS_LIST in os.listxattr(folder):

@@ -82,7 +82,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         protect_folders()
         template = _make_template(plan, settings, relay)
         if template is not None and plan.nproc_per_node.isdecimal():
-            template.start()  # its imports run beside those of the next line
+            template.start()  # it imports modules while this process imports the agent
         # The agent is imported only here, because that import takes seconds, and `relay` handles signals by now. If
         # this is the only node, a stop signal that arrives before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent

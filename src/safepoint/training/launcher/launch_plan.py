@@ -19,9 +19,9 @@ class LaunchPlan:
         nnodes: number of nodes.
         node_rank: this node's number, from 0.
         master_addr: host of node 0; needed with several nodes.
-        master_port: a free port of node 0.
+        master_port: a free port of node 0; None for 29500, or for any free port if there is one node.
         listening: on node 0, the descriptor of a socket that listens at this port.
-        max_restarts: how often the ranks are started again after one of them has failed.
+        max_restarts: how often the ranks are started again after a rank has failed.
     """
 
     program: tuple[str, ...]
@@ -60,7 +60,7 @@ class LaunchPlan:
             raise UsageError(f"--max-restarts {self.max_restarts} must not be negative")
 
     def set_default_threads(self) -> None:
-        """Give each of several ranks one thread, unless the user has chosen a number, as torchrun does."""
+        """As torchrun does: give each of several ranks one thread, unless the user has chosen a number."""
         if self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 1:
             # Set here, because torchrun's code sets it with a long warning.
             os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,9 +1,9 @@
 """Writes the launcher's events: who started the job, signals, failed and restarted ranks, how the job has ended.
 
-On the first node, the reporter also passes on the progress that the first rank writes: it serves the progress over
-HTTP (`--metrics-port`), and posts it to the controller of Kubeflow Trainer. If the first rank was killed, the
-reporter writes into the progress how the job has ended. Writes to folders have a time limit, because a folder that
-hangs must not block the launcher.
+On the first node, the reporter also publishes the progress that the first rank writes. It serves the progress over
+HTTP (`--metrics-port`), and posts the progress to the controller of Kubeflow Trainer. If the first rank was killed,
+the reporter writes into the progress how the job has ended. Writes to folders have a time limit, because a folder
+that hangs must not block the launcher.
 """
 
 import contextlib

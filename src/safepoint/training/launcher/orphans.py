@@ -47,7 +47,7 @@ class Orphans:
     def end(self, left_s: Callable[[], float | None]) -> None:
         """End the processes that still run when the ranks have ended: with SIGTERM, then with SIGKILL.
 
-        At this time the keeper, the process of the node that writes snapshots to disk, has ended too.
+        At this time, the keeper (the process of the node that writes snapshots to disk) has ended too.
 
         Args:
             left_s: returns the seconds that are left before this process is killed, or None for no limit.

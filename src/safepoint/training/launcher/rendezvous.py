@@ -30,7 +30,7 @@ _MAX_REFUSALS = 50
 
 
 class NoPortError(SafepointError):
-    """Other programs of this machine use all ports from which the kernel chooses. A later start may find one."""
+    """Other programs use all ports from which this machine's kernel chooses. A later start may find a port."""
 
     exit_code = ExitCode.TERMINATED_UNSAVED
 
@@ -43,7 +43,7 @@ class NoPortError(SafepointError):
 
 
 class Rendezvous(RendezvousHandler):
-    """Connects the agent of one node, which supervises the node's ranks, to the job's store. Node 0 serves the store.
+    """Connects one node's agent (the supervisor of the node's ranks) to the job's store. Node 0 serves the store.
 
     Args:
         plan: which nodes there are.
@@ -120,7 +120,7 @@ class Rendezvous(RendezvousHandler):
         server.serve_nodes(gate, self._port)
 
     def _join_first_node(self, server: StoreServer, key: Key | SameUser, address: str) -> None:
-        """Make `server` pass connections on to node 0. Retry until node 0, which may start later, admits this node.
+        """Make `server` pass connections on to node 0. Retry until node 0 admits this node: it may start later.
 
         Raises:
             UsageError: node 0 did not answer in time, or has refused this node too often.

@@ -1,8 +1,8 @@
 """Requests a checkpoint of the job that trains in this pod, and makes its ranks wait after the save.
 
 `safepoint suspend --on` runs this module in the pod of the first node, before it suspends the job. The module prints
-lines of JSON: `{"waits": …}` while it waits, so that the connection stays in use, and at the end `{"receipt": …}` or
-`{"error": …}`. If the module ends with an error, or is killed, the training continues.
+lines of JSON. While it waits, it prints `{"waits": …}`, so that the connection stays in use. At the end, it prints
+`{"receipt": …}` or `{"error": …}`. If the module ends with an error, or is killed, the training continues.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class SaveRequest:
     Args:
         folder: the launcher's folder.
         pid: the launcher's process id.
-        within_s: how long everything may take.
+        within_s: the most seconds for the save, the upload and the check together.
         sign: called every two seconds with a text that says what the request waits for.
     """
 
@@ -103,7 +103,7 @@ def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointR
     """Request a checkpoint of the only job that this user runs on this machine.
 
     Args:
-        within_s: how long everything may take.
+        within_s: the most seconds for the save, the upload and the check together.
         sign: called every two seconds with a text that says what the request waits for.
 
     Raises:
@@ -119,7 +119,7 @@ def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointR
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out one request. The argument is the number of seconds that it may take."""
+    """Carry out one request. The argument is the number of seconds that the request may take."""
     try:
         receipt = request_save(within_s=float(arguments[0]), sign=lambda what: _print("waits", what))
     except (SafepointError, OSError) as error:

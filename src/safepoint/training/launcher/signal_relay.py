@@ -1,4 +1,4 @@
-"""Forwards the launcher's signals to its ranks, and kills ranks that outlast the grace period."""
+"""Forwards the launcher's signals to its ranks, and kills ranks that still run near the end of the grace period."""
 
 import contextlib
 import logging
@@ -104,12 +104,12 @@ class SignalRelay:
 
     @property
     def report_limit_s(self) -> float:
-        """The longest time that reporting the end may take; less after a stop request, if less time is left."""
+        """The most seconds for the report of the end: 5 s, or less if less time is left after a stop request."""
         remaining_s = self.remaining_s
         return _MOST_REPORT_S if remaining_s is None else max(0.25 * self._margin_s, min(remaining_s, _MOST_REPORT_S))
 
     def request(self, number: int) -> None:
-        """Send this node's ranks SIGTERM, after which they vote, save and end. Only the first call has an effect.
+        """Send SIGTERM to this node's ranks, so that they vote, save and end. Only the first call has an effect.
 
         Args:
             number: the signal that the launcher received, or SIGTERM if another node requests the stop.
@@ -150,8 +150,9 @@ class SignalRelay:
             if not self._ranks and self._is_alone and not self._have_ranks_ended:
                 self._reporter.signal_received(number)
                 self._exit(exit_code_of(number), f"stopped by {_name(number)} before the ranks had started")
-            # With several nodes, the other agents may wait for this node's agent. So this process does not exit
-            # before its ranks start: its agent first joins the other agents, and then sends them the stop request.
+            # If there are several nodes, the other agents may wait for this node's agent. So this process does not
+            # exit before its ranks start: its agent first joins the other agents, and then sends them the stop
+            # request.
             self.request(number)
             self._reporter.signal_received(number)
 
@@ -172,7 +173,7 @@ class SignalRelay:
 
     def kill_ranks(self) -> None:
         """Kill the ranks, and the processes that they started."""
-        for rank in self._current_ranks():  # each one leads a process group, with its data loaders' workers
+        for rank in self._current_ranks():  # each rank leads a process group, with its data loaders' workers
             rank.send_to_group(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
@@ -182,7 +183,7 @@ class SignalRelay:
             rank.send(number)
 
     def _current_ranks(self) -> tuple[ProcessId, ...]:
-        """The ranks. A restore from a process image keeps their numbers, but changes their start times."""
+        """The ranks. A restore from a process image keeps their process ids, but changes their start times."""
         own = identify(os.getpid())
         if own != self._own:
             self._own, self._ranks = own, _identified([rank.pid for rank in self._ranks])

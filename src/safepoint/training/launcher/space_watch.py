@@ -1,11 +1,12 @@
 """Watches the free space of the folders that saves need, warns early, and records a forecast.
 
-On every node the launcher watches the temporary folder, in which ranks write the small files of a save. The launcher
-whose node manages the output folder (see `Folders`) watches that folder too. The launcher does not delete anything:
-the process that saves does that, before a save that does not fit (`checkpoint.local.thinning`).
+On every node the launcher watches the temporary folder, in which ranks write the small files of a save. If the
+launcher's node manages the output folder (see `Folders`), the launcher watches this folder too. The launcher deletes
+nothing. If a save does not fit, the process that saves deletes older checkpoints first (`checkpoint.local.thinning`).
 
 Each look at a folder runs on a thread of its own. The next look at this folder begins only when the last look has
-returned. So a folder that hangs costs one thread, and neither the training nor the other folder waits for it.
+returned. So if a folder hangs, only one thread hangs. The training never waits for a look. The first time that a look
+hangs, the look at the other folder begins up to 10 s late. Later looks at the other folder are not delayed.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ from safepoint.training.outcome.watched_folder import WatchedFolder, shared_watc
 _log = logging.getLogger("safepoint")
 _LEAST_PERIOD_S, _MOST_PERIOD_S = 0.5, 10.0
 _FIRST_PERIOD_S = 1.0
-"""The time between two looks, until two saves have shown how often the run saves."""
+"""The time between two looks. Once the run has saved twice, this time depends on the interval between its saves."""
 _LOOKS_PER_SAVE = 4
 _LIMIT_S = 10.0
 _MOST_SAVES = 8
@@ -52,7 +53,7 @@ class _Look:
 
     Args:
         room: how much the folder can still hold; None if the file system does not state it.
-        usage: what the run's checkpoints occupy; empty in the temporary folder.
+        usage: what the run's checkpoints occupy; empty for the temporary folder.
     """
 
     room: Room | None
@@ -79,7 +80,7 @@ class _Watched(Protocol):
 
 
 class _TemporaryFolder:
-    """The folder of the launcher. Saves need some free space there, and leave nothing."""
+    """The folder of the launcher. Saves need some free space there only while they run."""
 
     place = "temporary folder"
 
@@ -144,7 +145,7 @@ class _OutputFolder:
 
     @property
     def interval_s(self) -> float | None:
-        """The time between two saves; None until two saves were seen."""
+        """Seconds between two saves; None if fewer than two saves were seen."""
         if len(self._saves_s) < 2:
             return None
         return (self._saves_s[-1] - self._saves_s[0]) / (len(self._saves_s) - 1)
@@ -225,6 +226,7 @@ class FolderWatch:
             remaining_s=found.remaining_s,
             num_deletable=self._watched.num_deletable(usage),
             is_low=self._alarm.is_low,
+            size_bytes=room.size_bytes,
         )
         if change is Change.LOW:
             self._report(_low(self.record, self._bytes.per_s))
@@ -242,12 +244,13 @@ def _order(found: Forecast) -> tuple[float, float]:
 
 
 def _low(found: SpaceRecord, growth_per_s: float) -> SpaceLow:
-    values = {one.name: getattr(found, one.name) for one in dataclasses.fields(found) if one.name != "is_low"}
+    names = {one.name for one in dataclasses.fields(found)} - {"is_low", "size_bytes"}
+    values = {name: getattr(found, name) for name in names}
     return SpaceLow(**values, growth_bytes_per_s=round(growth_per_s, 3))
 
 
 class SpaceWatch:
-    """Watches the folders of one node on a thread, until `stop`.
+    """Watches the folders of one node on a thread, until `stop` is called.
 
     Args:
         folder: the launcher's folder.

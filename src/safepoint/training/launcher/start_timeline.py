@@ -1,8 +1,8 @@
-"""Measures the phases of each start of a node's ranks, and reports them as one event when all ranks have stepped.
+"""Measures the phases of each start of a node's ranks, and reports them in one event after the ranks' first step.
 
 All times are read from the machine's monotonic clock, which all processes of the machine share. The launcher notes
-its own phases here. The ranks write theirs into their records (`safepoint.training.outcome.rank_record`), and this
-module reads them there.
+its own phases here. The ranks write their phases into their records (`safepoint.training.outcome.rank_record`), and
+this module reads the records.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Posts the run's progress to the controller of Kubeflow Trainer (KEP-2779).
 
-Without an address from the controller, nothing is posted. While the run continues, this module sends at most one
-request in five seconds, and fewer after failures. At the end it sends a last request, for which `finish` waits up to
-a limit. No error is raised. The token is read for each request, because it expires. The token is sent only to the
-address that the controller set, and only over https or to this machine.
+If the controller has set no address, nothing is posted. While the run continues, this module sends at most one
+request in five seconds, and fewer after failures. At the end, the module sends a last request, and `finish` waits for
+the response up to a time limit. No error is raised. The token is read for each request, because it expires. The token
+is sent only to the address that the controller set, and only over https or to this machine.
 """
 
 import logging

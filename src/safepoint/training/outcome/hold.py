@@ -1,9 +1,9 @@
-"""A hold: after a requested save the ranks wait, so that a suspension that follows loses no step.
+"""A hold: after a requested save, the ranks wait. If the job is then suspended, no step is lost.
 
 A process in the pod of the first node requests the hold (`launcher/save_request.py`), with a file in the launcher's
 folder. The first rank reads this file, and the vote (the small all-reduce in each step) informs the other ranks. A
-hold ends by itself: the file requests a hold only for `HOLD_S` after it was last touched. So the training continues
-if the process that requested the hold is killed.
+hold ends by itself: the file requests a hold only for `HOLD_S` seconds after it was last touched. So the training
+continues if the process that requested the hold is killed.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.files import write_atomic
 
 HOLD_S = 60.0
-"""How long the ranks wait after the last sign of the process that requested the hold."""
+"""How long the ranks wait after the requesting process has last touched the file."""
 _REQUESTED, _HELD = "hold", "held"
 
 
@@ -29,7 +29,8 @@ class Held:
         step: optimizer steps done.
         is_saved: whether a checkpoint of this step is in the output folder.
         folder: the output folder, absolute.
-        location: the location in an object store to which checkpoints are uploaded; empty without one.
+        location: the location in an object store to which checkpoints are uploaded; empty if there is no object
+            store.
     """
 
     step: int
@@ -42,8 +43,8 @@ class Hold:
     """The files of a hold.
 
     Args:
-        folder: the launcher's folder; None without a launcher, and on ranks other than the first. With None, no file
-            is read or written, and no hold is requested.
+        folder: the launcher's folder; None if there is no launcher, and on ranks other than the first rank. If it is
+            None, no file is read or written, and no hold is requested.
     """
 
     def __init__(self, folder: Path | str | None) -> None:

@@ -1,8 +1,8 @@
 """The launcher's temporary folder, through which launcher and ranks exchange records and events.
 
-The launcher removes its folder when it ends. If the launcher was killed, its keeper (the process of each node that
-writes snapshots to disk) removes the folder. If the keeper was killed too, the next launcher of the same user on this
-machine removes the folder.
+The launcher removes its folder when it ends. If the launcher was killed, its keeper removes the folder. The keeper is
+the process that writes snapshots to disk; each node has one keeper. If the keeper was killed too, the next launcher
+of the same user on this machine removes the folder.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ _STOP_SIGNAL = "stop-signal"
 _RESERVED = "reserved"
 _FROZEN = "frozen"
 SMALL_FILES_BYTES = 16 << 20
-"""The free space that ranks need in this folder for the small files of a save. With less, saves are synchronous."""
+"""The free space that ranks need in this folder for the small files of a save. If there is less, saves are
+synchronous."""
 
 
 @contextlib.contextmanager
@@ -38,8 +39,8 @@ def launcher_folder() -> Generator[Path]:
     Raises:
         StorageError: there is no folder for temporary files.
     """
-    # Ranks also write the small files of each save to this folder. On a disk, creating a file would have to wait
-    # while the keeper flushes the files of a checkpoint to that disk. So a folder in memory is preferred.
+    # Ranks also write the small files of each save to this folder. On a disk, the creation of a file would wait while
+    # the keeper flushes the files of a checkpoint to the same disk. So a folder in memory is preferred.
     parent = private_parent(prefers_memory=True)
     _remove_abandoned(parent)
     folder, lock = _make(parent)
@@ -57,7 +58,8 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
         try:
             return folder, FolderLock.acquire(folder / LOCK_NAME, {"pid": os.getpid()})
         except BlockingIOError:
-            continue  # another launcher has locked the new folder, as if it were abandoned, and removes it
+            # Another launcher has found the new folder before it was locked, and removes the folder as abandoned.
+            continue
 
 
 def _remove_abandoned(parent: Path) -> None:
@@ -84,7 +86,7 @@ def running_launchers() -> list[tuple[Path, int]]:
 def _is_ours(folder: Path) -> bool:
     """Whether this user owns `folder`, and no other user may write to it.
 
-    Such a check is needed, because other users may make folders in the same place.
+    This check is needed, because other users may make folders in the same place.
     """
     status = folder.lstat()
     is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -120,7 +122,7 @@ def stop_signal_of(folder: Path | None, number: int) -> int:
     """The signal that originally requested the stop, when a rank has received `number`.
 
     If `number` is the SIGTERM that the launcher sends to its ranks, the result is the signal that the launcher itself
-    has received. Otherwise the result is `number`.
+    has received. If not, the result is `number`.
     """
     if folder is None or number != signal.SIGTERM:
         return number
@@ -131,9 +133,9 @@ def stop_signal_of(folder: Path | None, number: int) -> int:
 
 
 def reserve(folder: Path, seconds: float) -> None:
-    """Record that a process outside of the job needs the last `seconds` of the grace period for a process image.
+    """Record that a watching process needs the last `seconds` of the grace period for a process image.
 
-    Without a safe point until then, it freezes the launcher and its ranks.
+    If the ranks still run when these seconds begin, the watching process freezes the launcher and its ranks.
     """
     with contextlib.suppress(OSError):
         write_atomic(folder / _RESERVED, str(seconds).encode(), durable=False)
@@ -150,9 +152,10 @@ def reserved_s(folder: Path | None) -> float:
 
 
 def note_frozen(folder: Path, *, is_frozen: bool) -> None:
-    """Record that the launcher and its ranks are being frozen, or, after a failure, that they are not.
+    """Record that the launcher and its ranks are being frozen. After a failure, record that they are not frozen.
 
-    The record is frozen with them: when they are restored, they find it, and their deadline does not count any more.
+    The record is kept with the process image. Restored processes find the record, and their deadline does not count
+    any more.
     """
     with contextlib.suppress(OSError):
         if is_frozen:

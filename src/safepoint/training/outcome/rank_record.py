@@ -1,7 +1,7 @@
-"""How a rank started and ended: a small file per rank in the launcher's folder, which its launcher reads.
+"""How a rank started and ended: each rank writes a small file in the launcher's folder, and the launcher reads it.
 
-The exit code alone does not show whether Safepoint or the program itself ended the rank with 75, or whether a killed
-rank had committed a checkpoint before. Without a launcher no file is written.
+The exit code alone does not show whether Safepoint or the program itself ended the rank with code 75, or whether a
+killed rank had committed a checkpoint before. If there is no launcher, no file is written.
 
 The folder is usually in /dev/shm, which every user of the machine can fill. So each record has at least the same
 size, `_SIZE_BYTES`. If a record cannot be written to a new file, it overwrites the file of an earlier record of the
@@ -38,11 +38,11 @@ class RankRecord:
         has_stepped: whether the rank has done an optimizer step.
         exit_code: the exit code, if Safepoint ended the rank; None while it runs, or if the user's program ended it.
         lost_peer: whether the rank ended because another rank was gone.
-        ended_s: when the rank began to end, by the machine's monotonic clock; None while it runs or if it was killed.
+        ended_s: when the rank began to end, by the machine's monotonic clock; None if the rank runs or was killed.
         message: why the rank ended, one sentence.
-        is_expendable: whether a kill of this rank loses nothing that the rank could still save. It trains, its state
-            goes to the keeper (the process of the node that writes snapshots to disk), and it writes no checkpoint
-            itself at the moment.
+        is_expendable: whether a kill of this rank loses nothing that the rank could still save. If so, the rank
+            trains, its state goes to the keeper (the process of the node that writes snapshots to disk), and the rank
+            itself writes no checkpoint at the moment.
         moments: when the rank passed the phases of its start, oldest first.
     """
 
@@ -60,7 +60,8 @@ class RankRecord:
         """Whether this rank has nothing to do if another rank has died: no state to save, no error to print.
 
         Args:
-            after_kill: whether a signal has killed the other rank. Then the error of this rank is a consequence.
+            after_kill: whether a signal has killed the other rank. If so, an error of this rank is a consequence of
+                the kill.
         """
         is_cause_of_its_own = self.ended_s is not None and not self.lost_peer and not after_kill
         return self.is_expendable and self.exit_code is None and not is_cause_of_its_own
@@ -70,15 +71,15 @@ class RankRecordWriter:
     """Writes the record of this rank.
 
     Args:
-        folder: the launcher's folder, or None without a launcher. For each start of the ranks, a rank has a file of
-            its own there.
+        folder: the launcher's folder; None if there is no launcher. Each rank has one file in it for each start of
+            the ranks.
         place: the position of this rank among the ranks.
     """
 
     def __init__(self, folder: str | None, place: Place) -> None:
         starts = range(place.restart, -1, -1)
         self._paths = [Path(folder, f"start-{start}-rank-{place.rank}.json") for start in starts if folder]
-        """The file of the record, and those of earlier starts, newest first. Empty without a launcher."""
+        """The file of the record, and the files of earlier starts, newest first. Empty if there is no launcher."""
         self._record = RankRecord(rank=place.rank, pid=os.getpid())
         self._write()
 
@@ -114,7 +115,7 @@ class RankRecordWriter:
             self._update(exit_code=exit_code, message=message, ended_s=self._record.ended_s or clock.monotonic_s())
 
     def failed(self, *, lost_peer: bool, message: str = "") -> None:
-        """Record that the rank ends by an error, after which the ranks may be restarted."""
+        """Record that the rank ends by an error. The ranks may be restarted after this error."""
         if self._record.ended_s is None:
             self._update(lost_peer=lost_peer, ended_s=clock.monotonic_s(), message=message)
 
@@ -149,7 +150,7 @@ def read_records(folder: Path, restart: int) -> dict[int, RankRecord]:
 
     Args:
         folder: the launcher's folder.
-        restart: how often the ranks had been restarted before that start.
+        restart: the number of the start: 0 for the first start, 1 for the first restart.
     """
     records: dict[int, RankRecord] = {}
     for path in folder.glob(f"start-{restart}-rank-*.json"):

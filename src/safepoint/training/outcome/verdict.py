@@ -1,8 +1,8 @@
 """Decides the exit code of a node from how its ranks ended.
 
 When one rank ends, the other ranks end too: ranks that wait for it fail, and torch elastic sends SIGTERM to the rest.
-For this reason, without a stop request, the rank that ended first determines the exit code of the node. After a stop
-request, the exit codes in the ranks' records determine the node's exit code.
+For this reason, the rank that ended first determines the exit code of the node. After a stop request, the exit codes
+in the ranks' records determine it instead.
 """
 
 import signal
@@ -33,8 +33,8 @@ def first_failure(exit_codes: Mapping[int, int], records: Mapping[int, RankRecor
 
     Args:
         exit_codes: rank → exit code, negative for a signal; 0 for ranks that were still running.
-        records: the ranks' records. A rank whose record has no end was killed, and is treated as the first that
-            ended. A rank that lost a peer is treated as the last.
+        records: the ranks' records. If the record of a rank has no end, the rank was killed, and is treated as the
+            first rank that ended. A rank that lost a peer is treated as the last rank that ended.
     """
 
     def order(rank: int) -> tuple[bool, float, int]:
@@ -55,7 +55,7 @@ def reach_verdict(
         exit_codes: see `first_failure`.
         records: see `first_failure`.
         stop_signal: the signal that stopped this node, or 0.
-        killed: whether the launcher killed ranks that outlasted the grace period.
+        killed: whether the launcher killed ranks that still ran near the end of the grace period.
     """
     if exit_codes and not any(exit_codes.values()):
         return Verdict(ExitCode.OK)

@@ -46,14 +46,14 @@ class WatchedFolder:
 
 
 def share_watched_folder(folder: str | None, watched: WatchedFolder) -> None:
-    """Report the output folder to the launcher whose folder is `folder`; does nothing without a launcher."""
+    """Report the output folder to the launcher whose folder is `folder`. Do nothing if `folder` is None."""
     if folder is not None:
         with contextlib.suppress(OSError):
             write_atomic(Path(folder) / _NAME, json.dumps(asdict(watched)).encode(), durable=False)
 
 
 def shared_watched_folder(folder: Path) -> WatchedFolder | None:
-    """The output folder that a rank has reported; None if no rank has reported one yet."""
+    """The output folder that a rank has reported; None if no rank has reported a folder yet."""
     try:
         record: dict[str, Any] = read_object(folder / _NAME)
         return WatchedFolder(**{one.name: record[one.name] for one in fields(WatchedFolder)})

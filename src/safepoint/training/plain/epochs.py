@@ -1,8 +1,8 @@
-"""`safepoint.epochs`, which a script that uses Accelerate calls instead of `range` in its loop over epochs.
+"""`safepoint.epochs`, which replaces `range` in the loop over epochs of a script that uses Accelerate.
 
 The loop iterates over its own DataLoader. This module replaces the loader's `__iter__`. In each epoch, the first pass
-over the loader returns the batches of a session (`safepoint.session`), which leaves out the batches that were trained
-on before a resume.
+over the loader returns the batches of a session (`safepoint.session`). After a resume, the session leaves out the
+batches that were trained on before.
 
 When the loop requests its next batch after an optimizer has stepped, the step is reported to the session. By then the
 loop has also stepped its scheduler.
@@ -44,7 +44,8 @@ def epochs(
     Args:
         count: the number of epochs in all.
         accelerator: an `accelerate.Accelerator` that has prepared model, optimizer, scheduler and data.
-        data: the DataLoader that the loop trains on; None takes the first one that the accelerator has prepared.
+        data: the DataLoader that the loop trains on; None takes the first DataLoader that the accelerator has
+            prepared.
         output_dir: see `session`.
         save_steps: see `session`.
 
@@ -70,8 +71,8 @@ def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int
                 try:
                     yield run.epoch
                 except GeneratorExit:
-                    # After an error, report no step: the report may begin a save, in which the other ranks may not
-                    # take part.
+                    # After an error, report no step: the report may begin a save, and the other ranks may not take
+                    # part in this save.
                     if not _is_left_on_purpose():
                         raise
                     loop.report()
@@ -83,10 +84,10 @@ def _epochs(run: Run, count: int, accelerator: Any, loader: Any) -> Iterator[int
 
 
 def _is_left_on_purpose() -> bool:
-    """Whether the loop over the calling generator is left by `break` or `return`.
+    """Whether `break` or `return` has ended the loop over the calling generator.
 
     Python closes the generator after `break` and `return`, and also when an error ends the loop. Only after `break`
-    and `return`, the function with the loop is executing an instruction that drops an iterator.
+    and `return`, the current instruction of the function with the loop drops an iterator.
     """
     frame = inspect.currentframe()
     generator = frame.f_back if frame is not None else None
@@ -104,7 +105,7 @@ class _Loop:
 
     def __init__(self, run: Run, accelerator: Any) -> None:
         self.pending: Iterator[Any] | None = None
-        """The batches of the epoch, until the loop begins to iterate over its loader."""
+        """The batches of the epoch; None as soon as the loop iterates over its loader."""
         self._run = run
         self._accelerator = accelerator
         self._optimizers = {id(getattr(one, "optimizer", one)) for one in accelerator._optimizers}
@@ -142,20 +143,20 @@ class _Loop:
             return
         if self.pending is not None:
             raise UsageError(
-                "the optimizer has stepped, but the loop has not iterated over the first DataLoader that the "
-                "accelerator has prepared; the run was stopped, because no resume could continue it",
+                "the optimizer has stepped, but the loop has not iterated over the DataLoader of safepoint.epochs; "
+                "the run was stopped, because no resume could continue it",
                 hint=_HINT,
             )
         self._has_stepped = True
 
     def _reported(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches of an epoch; reports each step when the loop requests the batch after it."""
+        """The batches of an epoch. When the loop requests the next batch, the step before is reported."""
         for batch in batches:
             yield batch
             self.report()
 
     def report(self) -> None:
-        """Report the step that the optimizer has made, if it has made one."""
+        """Report a step, if the optimizer has stepped since the last report."""
         if self._has_stepped:
             self._has_stepped = False
             self._run.step(loss=self._loss)

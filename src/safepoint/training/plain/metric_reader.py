@@ -18,9 +18,11 @@ class MetricReader:
         self._copied: torch.cuda.Event | None = None
 
     def read(self, metrics: Mapping[str, Any], *, is_last: bool = False) -> dict[str, float]:
-        """The metrics that are numbers; for those on a CUDA device, the values from an earlier call.
+        """The metrics that have one value, as floats.
 
-        Without `is_last`, a metric on a CUDA device is left out until a copy of it is complete.
+        If `is_last` is false, a metric on a CUDA device has the value from an earlier call. The metric is left out
+        until the copy of this value is complete. If `is_last` is false, a metric on another accelerator is always
+        left out.
 
         Args:
             metrics: by name, numbers or tensors of one element; everything else is left out.

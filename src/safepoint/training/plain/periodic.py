@@ -1,4 +1,4 @@
-"""Which steps of a loop are saved periodically: every n-th, the last one of each epoch, or none."""
+"""Which steps of a loop are saved periodically: every n-th step, the last step of each epoch, or none."""
 
 from safepoint.errors import UsageError
 from safepoint.settings.run_settings import RunSettings
@@ -39,7 +39,7 @@ class Periodic:
         if self._lacks_steps:
             return "--save-strategy steps has no effect without a number of steps; give --save-steps"
         if self._is_by_epoch and data.num_batches is None:
-            self._is_by_epoch = False  # ranks whose epochs end at different steps would not save together
+            self._is_by_epoch = False  # all ranks must save together, and their epochs may end at different steps
             return (
                 "--save-strategy epoch has no effect, because the number of batches in an epoch is not known; give "
                 "--save-steps"

@@ -54,7 +54,7 @@ class PlainLoop:
         """Batches of this rank in one optimizer step."""
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The parameters of all modules; with adapters only the trainable ones, because no base model is saved."""
+        """The parameters of all modules. If the base model of adapters is not saved, only trainable parameters."""
         every = parameters_of(self._parts.modules())
         return every if self._base is None else [one for one in every if one.requires_grad]
 
@@ -67,7 +67,7 @@ class PlainLoop:
         return self._parts.optimizers()
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
-        """See `TrainingLoop`; with the position in the data."""
+        """See `TrainingLoop`. The facts include the epoch and the number of samples."""
         data, world_size, accumulation = self._data.progress(), self._place.world_size, self.batches_per_step
         samples = data.batch_size * world_size
         return ManifestFacts(
@@ -85,11 +85,11 @@ class PlainLoop:
         )
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints to keep (None for all), and the protected steps: always an empty set."""
+        """How many checkpoints to keep (None for all), and the protected steps, which are always an empty set."""
         return self._keep_newest, set()
 
     def write(self, parent: Path, folder: Path) -> None:
-        """See `TrainingLoop`: all parts, this rank's position in the data and its random number states."""
+        """See `TrainingLoop`. Writes all parts, this rank's position in the data and its random number states."""
         folder.mkdir(parents=True, exist_ok=True)
         self._parts.write(folder)
         mine = {"rng": capture_rng(), "position": self._data.position().as_dict()}
@@ -101,7 +101,7 @@ class PlainLoop:
         self._parts.write_final(folder)
 
     def find_base_model(self, peers: Peers) -> None:
-        """Find the base model of the adapters that are trained, if there are any; all ranks call this method."""
+        """Find the base model of the adapters, if adapters are trained. All ranks call this method."""
         self._base = self._parts.base(peers)
 
     def position_in(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:

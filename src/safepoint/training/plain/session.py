@@ -112,20 +112,20 @@ def session(
     variables override them.
 
     Args:
-        model: a module, in DistributedDataParallel or not; on its device, with its initial weights.
+        model: a module on its device, with its initial weights. DistributedDataParallel may wrap the module.
         optimizer: an optimizer of the model's parameters.
-        scheduler: a scheduler of the learning rate: anything with `state_dict` and `load_state_dict`, or None.
+        scheduler: a scheduler of the learning rate: any object with `state_dict` and `load_state_dict`, or None.
         accelerator: an `accelerate.Accelerator` that has prepared model, optimizer and scheduler. Do not pass these
             three in addition. A checkpoint contains what `accelerator.save_state` saves.
-        data: a DataLoader, torchdata's StatefulDataLoader, or anything that can be iterated for each epoch.
-        output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
-        save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None saves only on request and
-            at the end.
+        data: a DataLoader, torchdata's StatefulDataLoader, or any object that can be iterated again in each epoch.
+        output_dir: a folder or an object store for checkpoints; `--output-dir` overrides this value.
+        save_steps: optimizer steps between checkpoints; `--save-steps` overrides this value. None saves only on
+            request and at the end.
         others: all other parts of the state as keyword arguments, such as a gradient scaler, a second
             optimizer or an average of the weights. Each must have `state_dict` and `load_state_dict`.
 
     Returns:
-        The run, for a `with` statement: entering it resumes from the newest valid checkpoint.
+        The run, for a `with` statement. When the statement begins, the run resumes from the newest valid checkpoint.
 
     Raises:
         UsageError: the state of an argument cannot be saved, or no output folder is set.

@@ -1,7 +1,7 @@
 """A training whose loop reports the end of each step: `safepoint.session`, and Lightning's Trainer.
 
-From these reports, Safepoint derives when the ranks vote (agree, by a small all-reduce, whether to save or stop),
-take snapshots, save, and end the training early.
+From these reports, Safepoint derives when the ranks vote, take snapshots, save, and end the training early. In a
+vote, the ranks agree by a small all-reduce whether to save or stop.
 """
 
 import contextlib
@@ -36,15 +36,17 @@ from safepoint.training.state.strategy import check_partitions, check_strategy
 
 
 class Training:
-    """One training, for a `with` statement. Entering it resumes from a checkpoint; `step` is called after each step.
+    """One training, for a `with` statement. When the statement begins, the training resumes from a checkpoint.
+
+    The loop calls `step` after each step.
 
     Args:
         context: the context of this rank.
         parts: the parts of the state.
         data: the data that the loop trains on.
-        output_dir: the folder or object store for checkpoints, unless the settings name another.
-        save_steps: optimizer steps between checkpoints, unless the settings say otherwise; None saves only on request
-            and at the end.
+        output_dir: the folder or object store for checkpoints. A value in the settings overrides this value.
+        save_steps: optimizer steps between checkpoints. A value in the settings overrides this value. None saves only
+            on request and at the end.
 
     Raises:
         UsageError: there is no output folder, or `save_steps` is less than 1.
@@ -72,11 +74,11 @@ class Training:
         self._loop = PlainLoop(parts, self._data, context.place, keep_newest=settings.save_total_limit)
         self._batches_before = 0
         self.epochs_to_do = 0
-        """Epochs of the whole run, for the progress report; 0 when that is not known."""
+        """Epochs of the whole run, for the progress report; 0 if their number is not known."""
         self.steps_to_do = 0
         """The limit of optimizer steps, for the progress report; 0 for no limit."""
         self.steps_at_epoch_end = False
-        """Whether the last batches of an epoch make a step, even if they are fewer than those of other steps."""
+        """Whether an epoch ends with a step, even if fewer batches are left than other steps have."""
         self.more_metrics: Callable[[], Mapping[str, Any]] = dict[str, Any]
         """Returns further metrics; called when metrics are published."""
         self._has_voted = False
@@ -97,7 +99,7 @@ class Training:
 
     @property
     def run_id(self) -> str:
-        """The identifier of the run; call this after `agree`."""
+        """The identifier of the run; known after `agree`."""
         assert self._start is not None
         return self._start.attempt.run_id
 
@@ -112,8 +114,8 @@ class Training:
         """Agree with the other ranks on the checkpoint to resume from.
 
         Returns:
-            The folder of a verified checkpoint, which is protected from pruning until `begin` has loaded it; None to
-            start from the beginning.
+            The folder of a verified checkpoint; None to start from the beginning. The checkpoint is not pruned before
+            `begin` has loaded it.
         """
         context = self._context
         context.record.passed(Phase.TRAINER_REACHED)
@@ -128,7 +130,7 @@ class Training:
         return self._start.point.path if self._start.point is not None else None
 
     def _try_store(self) -> None:
-        """Check that the store can be used, so that an error is raised now, and not after minutes."""
+        """Check that the store can be used, so that an error is raised at the start, and not at the first upload."""
         if self._location is not None and self._context.place.is_first:
             open_checked(self._location, verify_access=self._context.settings.verify_access)
 
@@ -194,7 +196,7 @@ class Training:
                     f"{point.path} has a position in epoch {position.epoch}, and its manifest says epoch "
                     f"{manifest.epoch:g}; training was not started"
                 )
-            # Compute the position before anything is loaded, because this computation may raise an error.
+            # Compute the position before anything is loaded, because the computation may raise an error.
             position = rescale_position(
                 position,
                 manifest,
@@ -228,7 +230,10 @@ class Training:
             self._context.outcome.check_not_interrupted()
 
     def _finish(self) -> None:
-        """Save the last step, if it is not saved yet, and the finished model; called when the loop has ended."""
+        """Save the last step, if it is not saved yet. If there is an object store, write the final model to it.
+
+        Called when the loop has ended.
+        """
         self._boundary.save_last_step()
         self._report_progress(is_last=True)
         self._boundary.report_end()
@@ -248,7 +253,7 @@ class Training:
 
     @property
     def _boundary(self) -> Boundary:
-        """What happens between two optimizer steps: the vote, a save, the end."""
+        """The work between two optimizer steps: the vote, a save, the end."""
         assert self._boundary_or_none is not None
         return self._boundary_or_none
 
@@ -261,7 +266,8 @@ class Training:
 
         Args:
             loss: the loss of the step, for the progress report; a number or a tensor of one element.
-            metrics: further metrics by name; names of evaluations start with `eval_`, `val_` or `test_`.
+            metrics: further metrics by name. Metrics of an evaluation have names with `eval_`, `val_` or `test_` at
+                the start.
             must_save: whether to save this step in any case.
 
         Raises:
@@ -299,7 +305,7 @@ class Training:
             self._gradients_complete()
 
     def _gradients_complete(self) -> None:
-        """Vote once in each step, however many optimizers there are."""
+        """Vote once in each step, also if several optimizers step."""
         if not self._has_voted:
             self._has_voted = True
             self._boundary.agreement.gradients_complete(self._loop.step)
@@ -320,8 +326,8 @@ class Training:
             progress.measured(self._metric_reader.read(metrics, is_last=is_last))
 
     def _steps_in_all(self, in_epoch: int) -> int:
-        """Optimizer steps of the whole run; 0 if that is not known."""
-        # The last step of an epoch may have fewer batches than the others.
+        """Optimizer steps of the whole run; 0 if their number is not known."""
+        # The last step of an epoch may have fewer batches than the other steps.
         self._most_batches = most = max(self._most_batches, self._loop.batches_per_step)
         batches = self.epochs_to_do * in_epoch
         steps = self.epochs_to_do * -(-in_epoch // most) if self.steps_at_epoch_end else batches // most

@@ -1,4 +1,4 @@
-"""Copies the template, and turns each copy into a rank: gives it what a new process would have, in a fixed order.
+"""Copies the template, and turns each copy into a rank: gives it the properties of a new process, in a fixed order.
 
 The order matters. The session and the standard streams come first, so that a later signal reaches only this rank, and
 a later error goes to its output. Then the rank waits until its launcher knows its pid. All other descriptors are
@@ -31,8 +31,8 @@ _PID = struct.Struct("=q")
 def make_children_of_reaper(count: int, become: Callable[[int], NoReturn]) -> tuple[int, ...] | None:
     """Copy this process, so that the copies are children of the nearest process that adopts orphans.
 
-    A helper copy makes these copies and ends. The copies then become children of the nearest process above it that
-    adopts orphans, such as the launcher.
+    A helper process makes the copies and ends. The copies then are orphans, and become children of the nearest
+    ancestor that adopts orphans, such as the launcher.
 
     Args:
         count: the number of copies.
@@ -88,8 +88,8 @@ def be_born(
         birth: the request of the launcher.
         number: the position of this rank in the request.
         descriptors: the descriptors that came with the request.
-        changes: the environment variables that the template's imports have changed, because the same imports would
-            change them in a new process: their new values, or None for a variable that was deleted.
+        changes: the environment variables that the template's imports have changed: name → new value, or None for a
+            deleted variable. In a new process, the same imports would make the same changes.
         main: runs a rank, given the arguments after `python -m safepoint.training`.
     """
     code = 1
@@ -115,9 +115,9 @@ def be_born(
 
 
 def restore(birth: Birth, number: int, changes: Mapping[str, str | None]) -> None:
-    """Give this copy what a new process would have, apart from its session, standard streams and names.
+    """Give this copy the properties of a new process, except the session, the standard streams and the names.
 
-    All other descriptors are closed.
+    All descriptors except the standard streams are closed.
 
     Args:
         birth: the request of the launcher.
@@ -134,7 +134,7 @@ def restore(birth: Birth, number: int, changes: Mapping[str, str | None]) -> Non
 
 
 def _close_others() -> None:
-    """Close every descriptor except those of the standard streams."""
+    """Close every descriptor except the standard streams."""
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
@@ -142,7 +142,7 @@ def _close_others() -> None:
 
 
 def _restore(birth: Birth) -> None:
-    """The properties of a process that the launcher may have changed since it started the template."""
+    """Set the properties of a process that the launcher may have changed since it started the template."""
     signal.set_wakeup_fd(-1)
     # A launcher that runs in the background of a shell ignores SIGQUIT, and so does the template. But torch elastic
     # handles the signal before it starts ranks, so a new process would have the default.
@@ -185,7 +185,7 @@ def _restore_threads() -> None:
 
 
 def _draw_random_numbers() -> None:
-    """Seed the generators of NumPy and torch: all copies have the same state. Python seeds its own at a fork."""
+    """Seed NumPy's and torch's generators, because all copies have the same state. Python seeds its own at a fork."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()

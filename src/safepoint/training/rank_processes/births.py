@@ -1,4 +1,4 @@
-"""Starts the ranks of a node for torch elastic: as copies of the template if possible, otherwise as new processes.
+"""Starts the ranks of a node for torch elastic: as copies of the template if possible, and as new processes if not.
 
 In both cases torch elastic gets a `SubprocessContext`, whose handlers have a process with `poll` and `wait`.
 """
@@ -21,7 +21,7 @@ _LOOK_S = 0.01
 
 
 class CopiedProcess:
-    """A child that another process has made. It has the part of `subprocess.Popen` that torch elastic uses.
+    """A child process that another process has created, with the part of `subprocess.Popen` that torch elastic uses.
 
     Args:
         pid: the process.
@@ -77,7 +77,7 @@ class _CopiedRanks(SubprocessContext):
 
     def _start(self) -> None:
         if self._numa_options is not None:
-            self._template.give_up("NUMA binding was requested, and torch starts each rank through numactl for that")
+            self._template.give_up("NUMA binding was requested, for which torch starts each rank through numactl")
         elif self._copy():
             return
         super()._start()
@@ -110,7 +110,7 @@ class _CopiedRanks(SubprocessContext):
 
 @contextlib.contextmanager
 def copied_from(template: TemplateProcess | None) -> Generator[None]:
-    """In the block, torch elastic's agent copies ranks from `template`. With None, it starts them as usual."""
+    """In the block, torch elastic's agent copies ranks from `template`. If it is None, the ranks start as usual."""
     if template is None:
         yield
         return

@@ -19,7 +19,7 @@ def can_compute() -> str:
     """Copy this process, and let the copy compute on several threads.
 
     Returns:
-        What went wrong, as the end of a sentence; empty if the copy could compute.
+        The end of a sentence that says what went wrong; empty if the copy could compute.
 
     Raises:
         OSError: there is no memory for a copy, or there are too many processes.
@@ -38,12 +38,12 @@ def can_compute() -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return f"cannot be computed with in a copy of the process: it hung for {_LIMIT_S:g} s"
+            return f"does not work in a copy of the process: the copy hung for {_LIMIT_S:g} s"
     finally:
         os.close(descriptor)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    return "" if code == 0 else f"cannot be computed with in a copy of the process, which ended with {code}"
+    return "" if code == 0 else f"does not work in a copy of the process: the copy ended with {code}"
 
 
 def _compute() -> None:

@@ -23,7 +23,7 @@ class DeathWatch:
         self._is_complete = True
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Watch these processes in place of the previous ones. Their exit codes must not have been collected yet."""
+        """Watch only these processes from now on. Their exit codes must not have been collected yet."""
         wanted = set(pids)
         for pid in self._descriptors.keys() - wanted:
             self._forget(pid)

@@ -19,7 +19,7 @@ from safepoint.foundation.processes import children_of
 DENIED = frozenset({"deepspeed", "bitsandbytes", "vllm", "ray", "tensorflow", "jax", "jaxlib", "apex"})
 """Packages that are known to start threads, to open devices or to read a rank's number when they are imported."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
-"""Threads that may run, because their library handles a fork. This one belongs to pyarrow's allocator."""
+"""Threads that may run, because their library handles a fork. `jemalloc_bg_thd` belongs to pyarrow's allocator."""
 FIT = frozenset(
     {
         *("safepoint", "torch", "numpy", "scipy", "pandas", "pyarrow", "triton", "transformers", "accelerate"),
@@ -27,10 +27,11 @@ FIT = frozenset(
         *("PIL", "numba", "llvmlite", "certifi"),
     }
 )
-"""Packages that are known to be fit.
+"""Packages that are known to be fit: a process that has imported them may be copied.
 
-Their exit handlers are harmless in a rank: they release what the rank itself has made. A handler that deletes
-something which the import has made, such as a temporary folder, would delete it for all ranks.
+Their exit handlers are harmless in a rank, because the handlers release only objects that the rank itself has made.
+In other packages, an import may make a temporary folder, and an exit handler of one rank would delete the folder for
+all ranks.
 """
 _OF_ONE_RANK = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -66,7 +67,7 @@ class Fitness:
         """Check the process.
 
         Args:
-            package: the package that was imported last, which is named as the cause.
+            package: the package that was imported last. An error names it as the cause.
             received: descriptors that the launcher has sent, and that may be open, too.
 
         Raises:
@@ -91,7 +92,7 @@ class Fitness:
             raise UnfitError(package, "has started a process")
         denied = sorted(DENIED & sys.modules.keys())
         if denied:
-            raise UnfitError(denied[0], "is not fit to be imported before the ranks start")
+            raise UnfitError(denied[0], "cannot be imported before the ranks start")
 
 
 @contextlib.contextmanager
@@ -116,7 +117,7 @@ def audited() -> Generator[Callable[[], None]]:
     register = atexit.register
 
     def register_audited(function: Any, *args: Any, **kwargs: Any) -> Any:
-        # The handler itself may be a function of Python, such as the one that deletes a folder.
+        # The handler itself may be a function of Python's library, such as `shutil.rmtree`.
         caller: Any = sys._getframe(1).f_globals.get("__name__")  # pyright: ignore[reportPrivateUsage]
         for module in (caller, getattr(function, "__module__", None)):
             package = str(module or _importing()).partition(".")[0]
@@ -139,12 +140,12 @@ def audited() -> Generator[Callable[[], None]]:
 
 
 def _start_method() -> Any:
-    """The start method of multiprocessing that was set, or None; the stubs do not know that it may be None."""
+    """The start method of multiprocessing that was set, or None; the type stubs do not include None."""
     return multiprocessing.get_start_method(allow_none=True)
 
 
 def _importing() -> str:
-    """The package whose code runs now: that of the innermost frame outside of Python and of this module."""
+    """The package whose code runs now: the package of the innermost frame outside of Python and Safepoint."""
     frame: Any = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,9 +1,9 @@
 """One seed for the hashes of strings (PYTHONHASHSEED) for all ranks of a job, whether they are copies or not.
 
 Copies of one process share its seed, so new processes, new templates and later attempts need the same seed. The seed
-is computed from the name of the program: no node has to wait for another node before its template can start, and a
-job that is started again has the same seed. A value that the user has set on a node is used there. If it was set on
-node 0 only, the other nodes read it from the store through which the nodes find each other.
+is computed from the name of the program. So no node has to wait for another node before its template can start, and a
+job that is started again has the same seed. If the user has set a value on a node, the node uses this value. If the
+user has set a value on node 0 only, the other nodes read it from the store through which the nodes find each other.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ class HashSeed:
 
     @property
     def value(self) -> str:
-        """The seed. The folder of a script and its arguments do not count, because they may differ between nodes."""
+        """The seed. A script's folder and arguments do not change the seed, because they may differ between nodes."""
         name = self.program[0] if self.is_module else Path(self.program[0]).name
         return str(int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:4], "big"))
 
     def choose(self) -> None:
-        """Set the seed in the environment of this process, unless the user has set one."""
+        """Set the seed in the environment of this process, unless the user has set a seed."""
         os.environ[_VARIABLE] = os.environ.get(_VARIABLE) or self.value
 
     def agree(self, store: Any, *, node: int, is_wanted: bool) -> bool:
-        """Set the seed of node 0 in the environment, unless the user has set one on this node.
+        """Set the seed of node 0 in the environment, unless the user has set a seed on this node.
 
         Every node has to call this method once, because the other nodes wait for node 0.
 

@@ -39,12 +39,12 @@ class Birth:
     when it has read one byte from the pipe, and ends if the pipe is closed before.
 
     Args:
-        arguments: the arguments of each rank, as on the command line of a rank that is started cold.
+        arguments: the arguments of each rank, as on the command line of a rank that is started as a new process.
         environments: the whole environment of each rank.
         folder: the working folder.
         umask: the mask of the modes of new files.
         cores: the processor cores on which the ranks may run.
-        limits: the resource limits by the number of the resource: soft and hard; None for no limit.
+        limits: the number of a resource → its soft limit and its hard limit; None for no limit.
     """
 
     arguments: tuple[tuple[str, ...], ...]
@@ -64,7 +64,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The template has imported everything, and has been checked.
+    """The template has imported all packages, and has been checked.
 
     Args:
         num_modules: how many modules are loaded.
@@ -99,7 +99,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """No rank can be copied from this template, and a new template would not change that.
+    """No rank can be copied from this template, nor from a new template.
 
     Args:
         name: the package, the variable or the folder that is the cause.

@@ -25,7 +25,7 @@ class ModuleFiles:
                 self._known[path] = (name, _state_of(path))
 
     def changed(self) -> str | None:
-        """The name of a module whose file was replaced, changed or deleted since it was loaded; None if none was."""
+        """The name of a module whose file was replaced, changed or deleted after the load; None if no file was."""
         for path, (name, state) in self._known.items():
             if _state_of(path) != state:
                 return name
@@ -33,7 +33,9 @@ class ModuleFiles:
 
 
 def module_of_project(besides: Collection[str]) -> str | None:
-    """The name of a loaded module outside of Python, of all installed packages and of Safepoint.
+    """The name of a loaded module of the project; None if there is no such module.
+
+    Modules of Python, of installed packages and of Safepoint are not modules of the project.
 
     Args:
         besides: modules to leave out, because every rank loads them before the program begins.

@@ -1,7 +1,8 @@
 """Which packages a program will import, read from its source without executing it.
 
-The list has only installed packages (in site-packages), because they change rarely, and a start can notice a change.
-Files of the project are searched for further imports, but are never imported.
+The list has only installed packages (in site-packages). These packages change rarely, and each start of ranks checks
+whether a file of these packages has changed. Files of the project are searched for further imports, but are never
+imported.
 """
 
 import ast
@@ -62,11 +63,14 @@ def search_folder(program: tuple[str, ...], *, is_module: bool) -> str:
 
 
 def wanted_imports(program: tuple[str, ...], *, is_module: bool) -> list[Wanted]:
-    """The imports of installed packages by a program and its project's files, in the order of the source.
+    """Search the source files of a program and of its project for imports of installed packages.
 
     Args:
         program: the path of a script or the name of a module, and arguments.
         is_module: whether the program is a module.
+
+    Returns:
+        The imports, in the order in which they were found.
     """
     folder = search_folder(program, is_module=is_module)
     first = _source_of_module(program[0], folder) if is_module else Path(program[0])
@@ -90,7 +94,7 @@ def wanted_imports(program: tuple[str, ...], *, is_module: bool) -> list[Wanted]
 
 
 def own_names(folder: str) -> set[str]:
-    """The names of the modules and packages that a folder may have; an unreadable folder has none."""
+    """The names of all modules and packages that may be importable from a folder; empty if it cannot be read."""
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -104,12 +108,12 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
             return
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # the rank reports it when it runs the program
+        return  # the rank reports the error when it runs the program
     yield from _imports_in(tree.body)
 
 
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
-    """The imports that run when a module is imported, without imports in functions and imports for type checkers."""
+    """The imports at the top level of a module, also in `if`, `try` and `with`, without imports for type checkers."""
     for statement in statements:
         match statement:
             case ast.Import():

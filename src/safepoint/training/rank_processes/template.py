@@ -1,4 +1,4 @@
-"""The template: a process that has imported what the ranks of a node need, and from which they are copied by fork.
+"""The template: a process that has imported the packages of a node's ranks. The ranks are forked from it.
 
 The template imports packages, and never computes. The launcher starts it with the command line of a rank, because
 `ps` shows this command line for its copies too. If the template must not be copied, it answers `Unfit`, and the
@@ -66,11 +66,11 @@ def is_template() -> bool:
 
 
 def run_template(main: Callable[[list[str]], int], hook: Callable[[], None], prepare: Callable[[], None]) -> int:
-    """Import packages, and make copies that become ranks, until the launcher ends. The copies do not return.
+    """Import packages, and make copies that become ranks. Return when the launcher has ended; copies do not return.
 
     Args:
         main: runs a rank; see `be_born`.
-        hook: called before the first import; installs what must be in place when packages are imported.
+        hook: called before the first import; installs the hooks that must exist when packages are imported.
         prepare: called after imports; computes what each rank would compute about the imported modules.
     """
     started_s = clock.monotonic_s()
@@ -110,7 +110,7 @@ class Template:
         self._prepare = prepare
         self._environment = dict(os.environ)
         self._changes: dict[str, str | None] = {}
-        """What the imports have changed in the environment: new values, or None for a variable that was deleted."""
+        """What the imports have changed in the environment: name → new value, or None for a deleted variable."""
         self._left_out = DENIED | set(plan.left_out)
         self._folder = search_folder(plan.program, is_module=plan.is_module)
         self._fitness = Fitness(channel.fileno())
@@ -155,7 +155,7 @@ class Template:
         """Check this process after imports, and test a copy of it.
 
         Raises:
-            UnfitError: no process may be copied from this one.
+            UnfitError: this process must not be copied.
         """
         self._prepare()
         own = module_of_project(self._base)
@@ -245,8 +245,8 @@ class Template:
 def _doubtful_first(imports: Iterable[Wanted]) -> list[Wanted]:
     """The order of the imports: torch, then packages that may be unfit, then packages that are known to be fit.
 
-    So an unfit package is found while the launcher itself still imports torch. The ranks then start as new processes,
-    hardly later than without a template. Packages with compiled code may need torch.
+    torch comes first, because packages with compiled code may need it. An unfit package is found while the launcher
+    itself still imports torch. The ranks then start as new processes, hardly later than without a template.
     """
     return sorted(imports, key=lambda wanted: (wanted.package != "torch", wanted.package in FIT))
 
@@ -256,7 +256,7 @@ def import_wanted(wanted: Wanted) -> None:
     with contextlib.suppress(Exception):
         module: ModuleType = importlib.import_module(wanted.module)
         for name in wanted.names:
-            if not hasattr(module, name):  # `hasattr` makes a package that is imported lazily load the attribute
+            if not hasattr(module, name):  # `hasattr` makes a package that imports lazily load the attribute
                 with contextlib.suppress(ImportError):
                     importlib.import_module(f"{wanted.module}.{name}")
 

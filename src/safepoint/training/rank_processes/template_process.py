@@ -1,7 +1,7 @@
 """The launcher's side of the template, the process from which ranks are copied.
 
 In any doubt, the template is ended, the ranks are started as new processes, and one log line gives the reason. A
-template that has died or hung is replaced. An unfit template is not.
+template that has died or hangs is replaced. An unfit template is not replaced.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ from safepoint.training.rank_processes.template import OWN_VARIABLES, VARIABLE
 _log = logging.getLogger("safepoint")
 _ANSWER_S = 30.0
 """Seconds that a template may take to copy itself. A copy takes some hundredths of a second, but the template may
-still be importing requested modules, which the ranks would otherwise have to import."""
+still be importing modules that the launcher has requested."""
 _IMPORT_S = 600.0
-"""Seconds that the imports of a template may take, as on a slow network file system."""
+"""Seconds that the imports of a template may take, for example on a slow network file system."""
 _LOOK_S = 0.05
 _MOST_DEATHS = 3
 _LIMITS = (
@@ -73,7 +73,7 @@ class TemplateProcess:
         return (*(("-m",) if self._plan.is_module else ()), *self._plan.program)
 
     def ensure(self) -> bool:
-        """Start a new template if the last one has died. Returns whether the last one still runs."""
+        """Start a new template if the last template has died. Returns whether the last template still runs."""
         if self._process is not None and self._process.poll() is not None:
             self._fail(f"it ended with {self._process.returncode}")
         if self._process is not None:
@@ -82,13 +82,13 @@ class TemplateProcess:
         return False
 
     def start(self) -> None:
-        """Start a template, unless one runs or templates cannot be used. It imports while this process continues."""
+        """Start a template, unless a template runs or cannot be used. It imports while this process continues."""
         if self._process is not None or self._has_given_up:
             return
         own, other = socket.socketpair()
         variables = os.environ | OWN_VARIABLES | {VARIABLE: str(other.fileno())}
         try:
-            # The command is that of a rank, because `ps` shows it for the ranks, too.
+            # This is the command line of a rank, because `ps` shows it for the ranks, too.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-m", "safepoint.training", *self.rank_arguments],
                 env=variables,
@@ -216,7 +216,7 @@ class TemplateProcess:
         if self._is_stopping():
             return
         if self._num_deaths >= _MOST_DEATHS:
-            self.give_up(f"the process that imports for them failed {self._num_deaths} times: {reason}")
+            self.give_up(f"this process failed {self._num_deaths} times: {reason}")
         else:
             _log.warning(
                 "the process from which the ranks are copied failed: %s; this time the ranks import everything by "
@@ -235,8 +235,8 @@ class TemplateProcess:
         self._has_given_up = True
         self.end()
         _log.warning(
-            "the ranks cannot be copied from a process that has imported their packages: %s; they import everything "
-            "by themselves, which takes longer; --no-preload avoids this message",
+            "the ranks cannot be copied from a process that has imported their packages: %s; the ranks import "
+            "everything by themselves, which takes longer; --no-preload avoids this message",
             reason,
         )
 
@@ -245,7 +245,7 @@ def birth_here(arguments: Sequence[Sequence[str]], environments: Sequence[Mappin
     """The request for processes with the folder, the mask, the cores and the limits of this process.
 
     Args:
-        arguments: of each process.
+        arguments: the arguments of each process.
         environments: the whole environment of each process.
     """
     return Birth(
@@ -259,7 +259,7 @@ def birth_here(arguments: Sequence[Sequence[str]], environments: Sequence[Mappin
 
 
 def _umask() -> int:
-    """The mask of this process. `os.umask` would have to set another mask to return this one."""
+    """The mask of this process. `os.umask` can return the mask only if it sets another mask."""
     words = status_words(Path("/proc/self"), b"Umask:")
     return int(words[0], 8) if words else 0o022
 

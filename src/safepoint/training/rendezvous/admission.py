@@ -22,7 +22,7 @@ _MAX_HANDSHAKES = 64
 
 
 class RefusedError(Exception):
-    """The client does not belong to this job, or this node has connected to a program that is not the job's store."""
+    """A client does not belong to this job, or this node has connected to a program that is not the job's store."""
 
 
 class NoAnswerError(RefusedError):
@@ -34,7 +34,8 @@ class _Proof(IntEnum):
     """The node has the job's secret."""
     TOKEN = 1
     """The node does not have the secret. The node chooses a random token, and sends the token with each connection.
-    The first connection under a node number fixes the token of that number."""
+    Node 0 stores the token of the first connection under a node number. Later connections under this number need the
+    same token."""
 
 
 class Gate:
@@ -43,8 +44,8 @@ class Gate:
     Args:
         secret: the job's secret.
         num_nodes: the number of nodes. Nodes 1 to `num_nodes - 1` may be admitted.
-        is_open: whether to admit also a node that does not have the secret. If so, the first client that connects
-            under a node number is admitted as this node.
+        is_open: whether to admit nodes that do not have the secret, too. If so, the first client that connects under
+            a node number is admitted as this node.
         on_unproven: called with the number of a node that was admitted without the secret.
     """
 
@@ -75,9 +76,9 @@ class Gate:
     def _counting(self, writer: asyncio.StreamWriter) -> Generator[None]:
         """Count a handshake as unfinished while the block runs, and limit the number of unfinished handshakes.
 
-        Without a limit, other programs could use up the file descriptors of this process. At the limit, the
-        machine with the most unfinished handshakes loses its oldest one. So programs on another machine cannot keep
-        the nodes out.
+        Without a limit, other programs could use up the file descriptors of this process. If the limit is reached,
+        this process closes the oldest connection of the machine that has the most unfinished handshakes. So programs
+        on another machine cannot keep the nodes out.
         """
         if len(self._running) >= _MAX_HANDSHAKES:
             most, _ = Counter(self._running.values()).most_common(1)[0]
@@ -120,7 +121,7 @@ class Key:
     Args:
         secret: the job's secret.
         node: the node's number.
-        may_use_token: whether to join without the secret, if node 0 allows that.
+        may_use_token: whether to use a token if node 0 does not accept the secret.
     """
 
     def __init__(self, secret: bytes, *, node: int, may_use_token: bool) -> None:
@@ -184,7 +185,7 @@ class Key:
 
 
 def _machine_of(host: str) -> str:
-    """The part of an address that its machine cannot choose: an IPv4 address, or the first half of an IPv6 one."""
+    """The part of an address that the machine itself cannot choose: all of IPv4, or the first half of IPv6."""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return host
@@ -207,7 +208,7 @@ def _mac(key: bytes, side: bytes, first: bytes, second: bytes, node: int) -> byt
 
 
 class SameUser:
-    """Connects a node to node 0 on the same machine, after a check that node 0 belongs to the same user.
+    """Connects a node to node 0 on the same machine, and checks that node 0 belongs to the same user.
 
     Node 0 makes the same check of this node (`is_same_user`).
     """
@@ -224,6 +225,7 @@ class SameUser:
 
         Raises:
             OSError: the store cannot be reached.
+            NoAnswerError: no program listens at this address, and the kernel has connected the socket with itself.
             RefusedError: the program at this address belongs to another user, or does not accept the connection.
         """
         reader, writer = await asyncio.open_connection(host, port)

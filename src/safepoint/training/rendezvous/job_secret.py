@@ -1,8 +1,8 @@
 """The secret that only the nodes of a job have, and by which they recognize each other.
 
-If the user names a file, the secret is the content of this file. Without a file, the nodes agree on a secret through
-the object store that the job writes to, or through the job's output folder. The first node to start writes the secret
-there, and the other nodes read the secret.
+If the user names a file, the secret is the content of this file. If not, the first node to start writes a secret to
+the job's object store or output folder, and the other nodes read it there. If the job has no output folder either,
+each node makes a secret of its own.
 """
 
 import contextlib
@@ -58,9 +58,7 @@ class JobSecret:
 
 
 def agree_on_secret(settings: RunSettings, *, environ: Mapping[str, str] | None = None) -> JobSecret:
-    """Return the job's secret.
-
-    The first node to start writes the secret, and the other nodes read it.
+    """Return the job's secret. The docstring of this module says where it comes from.
 
     Raises:
         UsageError: the file that the user names cannot be used.
@@ -117,7 +115,7 @@ def _in_store(location: Location, environ: Mapping[str, str]) -> bytes:
         store.write(_NAME, value, condition=ABSENT)
     except ConditionError:
         value = bytes(store.read(_NAME, most_bytes=2 * _NUM_BYTES))
-    # Another program or a person may have written the object. With a secret that is empty or easy to guess, every
+    # Another program or a person may have written the object. If the secret were empty or easy to guess, every
     # machine in the network could join the job.
     if not _IS_SECRET.fullmatch(value):
         raise StorageError(

@@ -1,8 +1,8 @@
 """The protocol of torch's TCPStore, served from Python.
 
 Safepoint serves the store itself, because torch's own server listens on every interface and answers every client. The
-clients, in torch elastic's agent and in the ranks, are torch's. In their protocol, a query is one byte, followed by
-integers in the machine's byte order, and by keys and values. The length of each key and value precedes it
+clients are torch's own: they run in torch elastic's agent and in the ranks. In their protocol, a query is one byte,
+then integers in the machine's byte order, keys and values. Before each key and each value comes its length
 (torch/csrc/distributed/c10d/TCPStoreBackend.hpp). The server unpickles no data.
 """
 
@@ -77,9 +77,7 @@ class KeyValues:
         return total
 
     def arrive(self, connection: "_Connection", key: bytes, num_expected: int) -> bool:
-        """Count `connection` as arrived at the barrier `key`.
-
-        A connection that is not the last to arrive then waits.
+        """Count `connection` as arrived at the barrier `key`. If it is not the last to arrive, it waits.
 
         Returns:
             Whether all `num_expected` connections have arrived.

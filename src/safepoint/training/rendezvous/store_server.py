@@ -1,8 +1,9 @@
 """The sockets of the rendezvous, on a thread of the launcher.
 
-On every node, the ranks and torch elastic's agent, which supervises them, connect to a socket on loopback, which
-serves only processes of the same user. On node 0, this socket leads to the store itself. On any other node, the
-server passes each connection on to node 0, after both nodes have proved that they belong to the job (`admission`).
+On every node, the server listens at a socket on loopback, and serves only processes of the same user. The clients are
+the ranks, and torch elastic's agent, which supervises the ranks. On node 0, the socket leads to the store itself. On
+any other node, the server passes each connection on to node 0. Before this, the two nodes prove to each other that
+they belong to the job (`admission`).
 """
 
 import asyncio
@@ -31,7 +32,7 @@ _BLOCK_BYTES = 64 << 10
 _BACKLOG = 100
 """How many connections may wait to be accepted.
 
-In a longer queue, a node would have to wait too long behind programs that do not belong to the job.
+If the queue were longer, a node would wait too long behind programs that do not belong to the job.
 """
 _PATIENCE_S = 120.0
 """For how long `_connect` tries again while node 0 does not answer in time."""
@@ -46,8 +47,8 @@ class StoreServer:
 
     Args:
         port: the port on loopback; 0 for any free port.
-        listening: the descriptor of a socket that listens at this port already; the server closes it. With None, the
-            server opens a socket.
+        listening: the descriptor of a socket that listens at this port already. The server closes this socket. If
+            None, the server opens a socket.
     """
 
     def __init__(self, port: int = 0, listening: int | None = None) -> None:
@@ -107,8 +108,8 @@ class StoreServer:
 
         Raises:
             OSError: node 0 cannot be reached now.
-            RefusedError: node 0 refuses this node, or the program at its address is not a rendezvous store of
-                Safepoint.
+            RefusedError: node 0 refuses this node or does not answer, or the program at its address is not a
+                rendezvous store of Safepoint.
         """
 
         async def try_once() -> None:
@@ -161,8 +162,8 @@ class StoreServer:
             task = asyncio.create_task(talk(reader, writer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-            # Not in `talk`: if a task is cancelled before it has begun, nothing of it runs, and the socket would stay
-            # open.
+            # Close the socket here, and not in `talk`: if a task is cancelled before it has begun, nothing of `talk`
+            # runs, and the socket would stay open.
             task.add_done_callback(lambda _: writer.close())
 
         server = await asyncio.start_server(connected, sock=listening, backlog=_BACKLOG)
@@ -188,20 +189,20 @@ class StoreServer:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A listening socket; for IPv6 and IPv4 if `host` is empty and the machine has both."""
+    """A listening socket. If `host` is empty and the machine has IPv6 and IPv4, the socket serves both."""
     if not host and socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
         except OSError as error:
-            # Raise other errors: if this node served only IPv4, another user could take the port for IPv6 and
-            # intercept connections.
+            # If IPv6 is switched off, use IPv4. Raise all other errors: if this node served only IPv4, another user
+            # could take the port for IPv6 and intercept connections.
             if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:  # IPv6 is switched off
                 raise
     return socket.create_server((host, port), backlog=_BACKLOG)
 
 
 async def _connect(key: Key | SameUser, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to node 0, and try again while it does not answer, because other programs may keep node 0 busy.
+    """Connect to node 0. While node 0 does not answer, try again: other programs may keep it busy.
 
     If other programs connect very often, node 0's kernel drops some requests to connect. This node's kernel would
     repeat a dropped request only after 1, 3, 7, 15 and 31 s. A new connection may succeed sooner.

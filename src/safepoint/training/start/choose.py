@@ -3,9 +3,9 @@
 The ranks first try the newest checkpoint that any folder or the object store holds. The ranks read all files of this
 checkpoint, compare them with the manifest, and report damaged files. A file that a folder lacks is copied from
 another folder or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next
-older one is tried. If none is left, the newest usable checkpoint of another program is taken (`foreign`). If
-checkpoints exist and none of them can be used, the run ends with exit code 14. To train from step 0 nevertheless, the
-user sets an option such as `--from-scratch` or, with an object store, names another location.
+older checkpoint is tried. If none is left, the newest usable checkpoint of another program is taken (`foreign`). If
+checkpoints exist and none of them can be used, the run ends with exit code 14. To train from step 0 in this case, the
+user sets an option such as `--from-scratch`. If there is an object store, the user names another location instead.
 """
 
 import uuid
@@ -69,10 +69,10 @@ class _Candidate:
     Args:
         manifest: the checkpoint's manifest.
         is_in_store: whether the store has the checkpoint.
-        named: the path of a copy that the first rank has verified already, such as the one that `--resume` names;
-            otherwise None.
-        foreign: where the checkpoint comes from, if another program wrote it; otherwise None. If such a checkpoint is
-            in a folder, `named` is its path.
+        named: the path of a copy that the first rank has verified already, for example the checkpoint that `--resume`
+            names; None if there is no such copy.
+        foreign: where the checkpoint comes from, if another program wrote it; None if Safepoint wrote it. If a
+            checkpoint of another program is in a folder, `named` is its path.
     """
 
     manifest: Manifest
@@ -97,8 +97,8 @@ class CheckpointChooser:
             the option applies to the first start only. Later starts resume from newer checkpoints.
         first_start: finds out whether this is the first start of the job.
         report: receives the events; see `Reporter.report`.
-        reads_foreign: whether the training can load foreign checkpoints: those that a Trainer without Safepoint has
-            written.
+        reads_foreign: whether the training can load foreign checkpoints: checkpoints that a Trainer without Safepoint
+            has written.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class CheckpointChooser:
         """Choose the checkpoint to resume from, and complete it in every folder.
 
         Args:
-            in_memory: a snapshot that an earlier start has left, the same on every rank. It is chosen if no newer
-                checkpoint can be used; older ones are not read.
+            in_memory: a snapshot that an earlier start has left, the same on every rank; None if there is no such
+                snapshot. The snapshot is chosen if no newer checkpoint can be used. Older checkpoints are not read.
 
         Returns:
             The checkpoint, with its path on this node; None to begin at step 0.
@@ -168,8 +168,8 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Checkpoints that are newer than the chosen one are damaged, or the user has named an older checkpoint. Move
-        # the newer checkpoints aside, because later saves may need their names.
+        # Checkpoints that are newer than the chosen checkpoint are damaged, or the user has named an older
+        # checkpoint. Move the newer checkpoints aside, because later saves may need their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:
             self._first_start.leave_mark()
@@ -234,8 +234,7 @@ class CheckpointChooser:
         return next((self._point(one) for ones in found for one in ones if self._complete(one)), None)
 
     def _report_planted(self) -> int:
-        """Report the checkpoints that are ignored: checkpoints of other users, whose number is returned, and
-        checkpoints that an earlier start has passed over."""
+        """Report checkpoints of other users, and return their number. Report passed-over checkpoints, too."""
         output, is_owner = self._output, self._folders.is_owner
         planted = on_all_ranks(self._peers, lambda: planted_checkpoints(output.root) if is_owner else {})
         others = on_all_ranks(self._peers, lambda: output.faults_of_passed_over() if is_owner else {})
@@ -248,8 +247,8 @@ class CheckpointChooser:
         found = self._foreign.read(place)
         if isinstance(found, Fault):
             raise CheckpointError(
-                f"--resume {self._foreign.where(place)}, which Safepoint did not write, cannot be used: {found}; "
-                "training was not started",
+                f"--resume {self._foreign.where(place)} cannot be used: {found}; Safepoint did not write this "
+                "checkpoint; training was not started",
                 hint="name another checkpoint, or omit --resume to resume from the newest valid one",
             )
         return self._from_foreign(found)
@@ -286,7 +285,7 @@ class CheckpointChooser:
             raise NothingValidError(
                 f"{location} holds {what}. Only the Trainer of Transformers can resume from such a checkpoint; "
                 "training was not started",
-                hint="name another output folder; to start at step 0 in this one, use --from-scratch, which moves "
+                hint="name another output folder; to start at step 0 in this folder, use --from-scratch, which moves "
                 "the checkpoints aside and deletes nothing",
             )
         raise NothingValidError(
@@ -306,7 +305,7 @@ class CheckpointChooser:
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside, has_unlisted = checked
-        if not is_inside:  # the checkpoint is from elsewhere, so the checkpoints in the folders belong to another run
+        if not is_inside:  # the checkpoint is not in the folder, so the checkpoints there belong to another run
             self._set_aside_newer_than(-1)
         if self._folders.is_shared and not has_unlisted:
             return ResumePoint(path=path, manifest=manifest)
@@ -323,7 +322,7 @@ class CheckpointChooser:
         return (self._output.root if candidate.foreign is None else self._foreign_copies) / candidate.name
 
     def _steps_in_folders(self) -> set[int]:
-        """The steps of all paths in the output folders that are named like checkpoints, without foreign ones."""
+        """The steps of all checkpoints in the output folders, by their names, without foreign checkpoints."""
 
         def steps() -> list[int]:
             found = self._output.checkpoints() if self._folders.is_owner else []
@@ -360,8 +359,8 @@ class CheckpointChooser:
         if not candidates and stored is None and all(copy.fault is None for copy in copies):
             fault = Fault(file="the checkpoint", reason="the parts of other nodes are missing")
             self._reject(self._place_of(checkpoint_name(step)), fault)
-        # Checkpoints of the run whose checkpoint is in the store come before all others. Within each of these two
-        # groups, newer attempts come first; within one attempt, manifests with more files.
+        # If the store has a checkpoint of this step, checkpoints of the same run come first. Then newer attempts come
+        # first. Within one attempt, manifests with more files come first.
         run_id = stored.run_id if isinstance(stored, Manifest) else None
         return sorted(candidates, key=lambda candidate: _preference(candidate.manifest, run_id), reverse=True)
 
@@ -446,7 +445,7 @@ class CheckpointChooser:
             CheckpointError: a copy cannot be moved.
         """
         for left in self._set_aside(lambda path: is_in_the_way and path.name == candidate.name):
-            raise CheckpointError(f"the incomplete copy {left} is in its place and cannot be moved aside")
+            raise CheckpointError(f"the incomplete copy {left} has the same name and cannot be moved aside")
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> list[Path]:
         """Move checkpoints aside in every folder.

@@ -30,7 +30,7 @@ from safepoint.training.start.foreign import step_in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What identifies one start of a run; all ranks agree on it before the first step.
+    """The identity of one start of a run. All ranks agree on it before the first step.
 
     Args:
         run_id: names the run, and is the same in all its attempts.
@@ -74,7 +74,7 @@ def claim_folder(context: RankContext, output: OutputFolder) -> None:
 def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> str:
     """Make the node's keeper (the process that writes snapshots to disk) write to the claimed folder.
 
-    On ranks other than the first one of a node, this does nothing.
+    On ranks other than the first rank of a node, this does nothing.
 
     Returns:
         Why the keeper cannot write to the folder; empty if it can.
@@ -87,7 +87,7 @@ def open_in_keeper(keeper: KeeperClient, place: Place, output: OutputFolder) -> 
 
 
 def join_store(context: RankContext, output: OutputFolder, location: Location) -> None:
-    """Record in the folder to which object store the folder belongs, before any checkpoint in it is used.
+    """Record the object store in the output folder, before any checkpoint in the folder is used.
 
     The function also ends the uploads of the previous training in this process, and deletes the final model that an
     earlier training left in the folder.
@@ -136,8 +136,8 @@ class StoreClaim:
             is_first_start: whether `resume` or `from_scratch` applies to this start; see `FirstStart.is_now`.
 
         Raises:
-            ConflictError: the settings would not resume from what the location holds, or another start has
-                claimed the location first.
+            ConflictError: with these settings, the run would not resume from the checkpoints at the location; or
+                another start has claimed the location first.
         """
         if is_first_start:
             _check_resumes(self._context, self.remote)
@@ -149,12 +149,12 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of the attempt that claimed the location last, if it belongs to `run_id`; otherwise 0."""
+        """The number of the attempt that claimed the location last; 0 if this attempt does not belong to `run_id`."""
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     @property
     def last_run(self) -> str | None:
-        """The run that had claimed the location before this start; None if no run had."""
+        """The run that had claimed the location before this start; None if there is no such run."""
         return self._before.run_id if self._before is not None else None
 
     def complete(self, run_id: str, attempt: int, attempt_id: str, *, keep: Collection[str]) -> None:
@@ -209,8 +209,8 @@ def start_uploader(
         output: the folder.
         location: the object store.
         attempt: the attempt that has claimed the folder and the store.
-        folders: how many output folders the run has, and which of them this uploader uploads from. With several
-            folders, each uploader uploads one part of a checkpoint.
+        folders: how many output folders the run has, and from which folder this uploader uploads. If there are
+            several folders, each uploader uploads one part of a checkpoint.
     """
     settings = context.settings
     plan = UploaderPlan(
@@ -233,7 +233,7 @@ def start_uploader(
 def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
     """Refuse options with which the run would not resume from the store's checkpoints.
 
-    In a folder, Safepoint would move these checkpoints aside. In an object store, it cannot.
+    In a folder, Safepoint would move these checkpoints aside. In an object store, Safepoint cannot move them.
     """
     settings = context.settings
     named = step_in(remote.store.location, settings.resume)
@@ -245,5 +245,5 @@ def _check_resumes(context: RankContext, remote: RemoteFolder) -> None:
         raise ConflictError(
             f"{remote.store.location} holds checkpoints up to step {max(steps)}, and {option} would not resume from "
             "them; training was not started and nothing was changed",
-            hint="name another location, or delete this one with the object store's own tools first",
+            hint="name another location, or first delete this location with the object store's own tools",
         )

@@ -44,8 +44,8 @@ class ResumePoint:
         path: the folder to load.
         manifest: the checkpoint's manifest.
         is_durable: False for a snapshot that is only in memory.
-        foreign: the origin of a checkpoint that another program wrote; otherwise None. With an origin, `path` is a
-            copy that is deleted after loading.
+        foreign: the origin of the checkpoint, if another program wrote it; None if Safepoint wrote it. If there is an
+            origin, `path` is a copy that is deleted after loading.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class ListedCopy:
     Args:
         path: the path of the copy.
         manifest: the copy's manifest; None when the manifest cannot be read or belongs to another step.
-        files: those files of the manifest that the copy has with the right size.
+        files: the files of the manifest that the copy has with the right size.
         is_part: whether the copy is only one node's part: the files that the node's own folder holds.
         fault: the first fault that was found; None if there is none.
         strays: paths of files that the manifest does not list; a framework might load them.
@@ -77,7 +77,7 @@ class ListedCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedCopy:
-    """A copy whose files were read and compared with the manifest of the checkpoint that is to be resumed from.
+    """A copy whose files were read and compared with the manifest of the checkpoint to resume from.
 
     Args:
         path: the path of the copy.
@@ -131,7 +131,7 @@ def verify_copy(folder: Path, manifest: Manifest, progress: Callable[[int, int],
     """Read and verify the files in `folder` that belong to the checkpoint of `manifest`.
 
     Args:
-        folder: the folder with the checkpoint's name; need not exist.
+        folder: the folder with the checkpoint's name. It may be missing.
         manifest: the checkpoint's manifest.
         progress: called with bytes read so far and bytes in all.
     """
@@ -202,7 +202,7 @@ def verify_best(path: Path) -> None:
 
 @contextlib.contextmanager
 def lease(point: ResumePoint | None) -> Generator[None]:
-    """While the block runs, protect the checkpoint of `point` from pruning. With None, do nothing."""
+    """While the block runs, protect the checkpoint of `point` from pruning. If `point` is None, do nothing."""
     if point is None:
         yield
         return

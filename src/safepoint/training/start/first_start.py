@@ -20,7 +20,7 @@ class FirstStart:
     Args:
         peers: all ranks.
         output: the folder that this rank uses.
-        store: the object store behind the folders, or None. If there is one, the mark is an object in it.
+        store: the object store behind the folders, or None. If there is a store, the mark is an object in it.
         settings: `resume`, `from_scratch`, `has_begun` and `first_start`.
     """
 

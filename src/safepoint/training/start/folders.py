@@ -1,4 +1,5 @@
-"""The output folders of a job: one for all nodes, or several, each used by one or more nodes (docs/adr/0008)."""
+"""The output folders of a job: one folder for all nodes, or several folders for one or more nodes each
+(docs/adr/0008)."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ class Folders:
     """Which ranks use which folder.
 
     Args:
-        owners: the owner of each folder, in ascending order. The owner is the one rank that claims the folder,
+        owners: the owner of each folder, in ascending order. The owner is the only rank that claims the folder,
             commits to it and uploads from it.
         index: the position in `owners` of the rank that owns this rank's folder.
         is_owner: whether this rank is the owner of its folder.
@@ -46,17 +47,17 @@ class Folders:
 def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Folders:
     """Find out which ranks see the same folder; a collective call.
 
-    The first rank of each node creates a probe, a folder with a unique name, in its output folder. Ranks that see the
-    same probe use the same output folder.
+    The first rank of each node creates a probe in its output folder. A probe is a folder with a unique name. Ranks
+    that see the same probe use the same output folder.
 
     Args:
         peers: all ranks.
-        output: the folder, by the path that this rank has for it.
+        output: the output folder, by its path on this rank.
         has_store: whether checkpoints are uploaded to an object store. If so, nodes may have folders of their own.
 
     Raises:
-        StorageError: a node cannot use its folder; a rank sees none of the folders that the nodes use; or there are
-            several folders, and no store.
+        StorageError: a node cannot use its folder, a rank sees none of the folders that the nodes use, or there are
+            several folders and no store.
     """
     place = peers.place
     token = peers.from_first(uuid.uuid4().hex)
@@ -79,8 +80,8 @@ def find_folders(peers: Peers, output: OutputFolder, *, has_store: bool) -> Fold
         if not has_store:
             hint = "all nodes need one shared folder, at the same path; or an object store: --output-dir s3://…"
         raise StorageError(
-            f"ranks do not see the same output folder {output.root} as other ranks: {', '.join(map(str, refused))}; "
-            "training was not started",
+            f"these ranks do not see the output folder {output.root} of the other ranks: "
+            f"{', '.join(map(str, refused))}; training was not started",
             hint=hint,
         )
     by_rank = [owner for owner in owner_by_rank if owner is not None]
@@ -123,8 +124,8 @@ def _probe(token: str, rank: int) -> str:
 def _seen_probes(output: OutputFolder, token: str, node_ranks: Sequence[int], within_s: float) -> list[int]:
     """The ranks whose probe folders this rank sees.
 
-    The function looks until all of them are seen, or until `within_s` is over, because network file systems show new
-    names late.
+    The function looks again until all probes are seen or `within_s` seconds are over, because network file systems
+    show new names late.
     """
     deadline = clock.monotonic_s() + within_s
     while True:

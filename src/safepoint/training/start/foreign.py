@@ -1,7 +1,7 @@
 """Finds the checkpoints that other programs wrote, and composes manifests for them (docs/adr/0023).
 
 A checkpoint in the first rank's folder or in the object store can be used. A checkpoint that is only in the folder of
-another node cannot be used: it has no record of which of its files each node has. All ranks call the methods
+another node cannot be used, because there is no record of the files that each node has. All ranks call the methods
 together.
 """
 
@@ -30,7 +30,7 @@ from safepoint.training.start.folders import Folders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignCheckpoint:
-    """A checkpoint of another program that was examined, with the digests of its files.
+    """An examined checkpoint of another program, with the digests of its files.
 
     Args:
         manifest: a manifest that was composed from the checkpoint's files.
@@ -103,7 +103,7 @@ class ForeignCheckpoints:
         return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
 
     def newest(self) -> ForeignCheckpoint | None:
-        """The newest checkpoint that can be resumed from, or None. Newer checkpoints are passed to `reject`."""
+        """The newest usable checkpoint, or None. Newer, unusable checkpoints are passed to `reject`."""
         for place in self.places():
             found = self.read(place)
             if isinstance(found, ForeignCheckpoint):
@@ -158,7 +158,7 @@ class ForeignCheckpoints:
         return on_first_rank(self._peers, fault)
 
     def named(self, text: str) -> Place | None:
-        """The checkpoint that `--resume` names, in any folder or the run's store; None if it names something else."""
+        """The place of the foreign checkpoint that `--resume` names; None if it names something else."""
 
         def find() -> Place | None:
             path = Path(text)
@@ -206,7 +206,7 @@ def check_best(path: Path) -> None:
 
 
 def step_in(location: Location, text: str) -> int | None:
-    """The step of the checkpoint at `location` whose URI is `text`; None if `text` is no such URI."""
+    """The step of the checkpoint at `location` with the URI `text`; None if `text` is not such a URI."""
     try:
         named = parse_location(text)
     except ValueError:

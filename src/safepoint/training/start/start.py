@@ -1,8 +1,8 @@
 """How the ranks of an attempt start together: with one checkpoint, one attempt number, and every folder claimed.
 
 The job has one folder that all ranks share, or several folders and an object store (docs/adr/0017). The owner of each
-folder claims it and deletes what ended runs left there; the first rank claims the store. Then all ranks together
-choose the checkpoint, and complete it in every folder. An error on any rank is raised on every rank.
+folder claims the folder and deletes the files that ended runs left there. The first rank claims the store. Then all
+ranks together choose the checkpoint, and complete it in every folder. An error on any rank is raised on every rank.
 """
 
 import uuid
@@ -45,7 +45,7 @@ class Start:
         point: the checkpoint to resume from, by its path on this node, or None for step 0.
         attempt: the number and the identifiers of this attempt.
         folders: one shared folder, or several.
-        complete: completes the checkpoint of a step in every folder; all ranks call it. None with one folder.
+        complete: completes the checkpoint of a step in every folder; all ranks call it. None if there is one folder.
     """
 
     point: ResumePoint | None
@@ -67,7 +67,7 @@ def agree_on_start(
     Args:
         context: the context of this rank.
         peers: all ranks.
-        output: the folder, by the path that this rank has for it.
+        output: the output folder, by its path on this rank.
         location: the object store to which checkpoints are uploaded, or None.
         reads_foreign: whether the training can load checkpoints that a Trainer without Safepoint has written.
 
@@ -155,7 +155,7 @@ def _open_store(context: RankContext, location: Location, folders: Folders) -> S
 
 
 def _recall(context: RankContext) -> ResumePoint | None:
-    """The snapshot that the ranks had left in the keeper's memory before they were restarted, or None."""
+    """The snapshot that the ranks left in the keeper's memory before their restart; None if there is none."""
     keeper = context.keeper.client
     recalled = keeper.find_earlier_snapshot() if keeper is not None and context.place.restart > 0 else None
     if recalled is None:
@@ -167,7 +167,7 @@ def _recall(context: RankContext) -> ResumePoint | None:
 def _report_other_run(
     context: RankContext, output: OutputFolder, claim: StoreClaim | None, point: ResumePoint
 ) -> None:
-    """Report if the checkpoint belongs to another run than the run that used the location last."""
+    """Report if the checkpoint does not belong to the run that used the location last."""
     last = [one for one in (claim.last_run if claim is not None else None, output.last_run()) if one is not None]
     run_id = point.manifest.run_id
     if last and run_id not in last:

@@ -3,10 +3,10 @@
 The files come from the nodes that have the checkpoint, and from the object store.
 
 All ranks compute the same plan from the contents of all folders. A file that a folder lacks comes from the first
-folder with a good copy. A file that every folder lacks comes from the store: one rank of each node fetches a share of
+folder with a good copy. A file that every folder lacks comes from the store. One rank of each node fetches a share of
 these files, so each file is read only once from the store. Then the owners of the folders, one rank for each folder,
-send each other the files that folders lack. All owners make the same transfers in the same order. With one folder
-there are no transfers. All calls are collective.
+send each other the files that folders lack. All owners make the same transfers in the same order. If there is only
+one folder, there are no transfers. All calls are collective.
 """
 
 import contextlib
@@ -70,8 +70,7 @@ def make_plan(
         is_in_store: whether the store has the checkpoint.
 
     Returns:
-        The plan; None if there is a file of which no folder has a good copy, and the store does not have the
-        checkpoint.
+        The plan; None if no folder has a good copy of some file, and the store does not have the checkpoint.
     """
     source = {
         entry.path: min((owner for owner, copy in copies.items() if entry.path in copy.good), default=None)
@@ -118,8 +117,8 @@ class Transfer:
             plan: where the checkpoint's files come from.
             target: the folder that becomes the checkpoint, on every node; None for the folder with the checkpoint's
                 name in the output folder.
-            before_commit: called on every rank when every folder has all files, just before they are committed. Not
-                called if every folder had the complete checkpoint from the beginning.
+            before_commit: called on every rank when every folder has all files, just before the files are committed.
+                Not called if every folder had the complete checkpoint from the beginning.
 
         Raises:
             CheckpointError: a file is damaged; the same error on every rank.
@@ -146,9 +145,9 @@ class Transfer:
         long_on_all_ranks(self._peers, lambda: stage() if is_here else None)
 
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
-        """Create the working folder, with the output folder's good files and with room for the missing ones."""
+        """Create the working folder: allocate the missing files, and link or copy the output folder's good files."""
         for earlier in self._output.work.glob(f"resume-{checkpoint_name(plan.manifest.step)}-*"):
-            with contextlib.suppress(OSError):  # what cannot be deleted stays, and is not used
+            with contextlib.suppress(OSError):  # a folder that cannot be deleted stays, and is not used
                 delete_tree(earlier)
         create_files([entry for entry in plan.manifest.files if plan.lacks(self._rank, entry)], working)
         copy = plan.copies[self._rank]

@@ -1,1 +1,1 @@
-"""The state of a training, as far as all frameworks share it: random numbers, strategy, base model of adapters."""
+"""The parts of a training's state that all frameworks share: random numbers, strategy, base model of adapters."""

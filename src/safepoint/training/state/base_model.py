@@ -1,4 +1,4 @@
-"""The base model of adapters, whose weights are frozen: a checkpoint records its digest, not its weights.
+"""The base model of adapters. Its weights are frozen, so a checkpoint records only their digest.
 
 If adapters were resumed on other base weights, training would continue without an error, but with a wrong result. To
 prevent this, the checkpoint records the digest of the base weights, and each start compares it with the digest of the
@@ -40,7 +40,7 @@ def has_adapters(model: Any) -> bool:
 
 
 def frozen_buffers(module: torch.nn.Module) -> set[str]:
-    """The names of this module's own buffers (not of its submodules) with quantized weights, which never change."""
+    """The names of this module's buffers with quantized weights, which never change. Submodules are left out."""
     names = {name for name, _ in module.named_buffers(recurse=False)}
     is_trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     return names & _QUANTIZED_BUFFERS if _CODES in names and not is_trained else set()
@@ -49,13 +49,13 @@ def frozen_buffers(module: torch.nn.Module) -> set[str]:
 def base_of(model: Any, *, num_ranks: int) -> dict[str, str] | None:
     """Name, revision and digest of the base model.
 
-    The digest covers name, type, shape and content of every weight that is not trained and, for a quantized weight,
-    the scales. The digest leaves out:
+    The digest covers name, type, shape and content of every weight that is not trained. For a quantized weight, it
+    also covers the scales. The digest leaves out:
 
     - adapters that are not trained, such as the reference of DPO: the checkpoint contains them;
     - the embeddings of input and output. The checkpoint contains them if the vocabulary was resized. The digest
-      leaves them out in every case, because only a comparison with the original model shows whether the vocabulary
-      was resized, and the original model may not be available when a run starts;
+      leaves them out in every case. Only a comparison with the original model shows whether the vocabulary was
+      resized, and the original model may not be available when a run starts;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     If DeepSpeed has split the weights while they were loaded, the digest covers only this rank's part. Weights that
@@ -86,9 +86,9 @@ def base_as_saved(
 ) -> dict[str, str] | None:
     """What `base_of` has returned, but with the checkpoint's digest if that digest belongs to the same weights.
 
-    The digest of the checkpoint and that of this run cover different parts of the weights if DeepSpeed has split the
-    weights only in the run that wrote the checkpoint, only in this run, or among another number of ranks. All ranks
-    call this function, because split weights are gathered one at a time.
+    The checkpoint's digest and this run's digest may cover different parts of the weights. This happens if DeepSpeed
+    has split the weights in only one of the two runs, or among different numbers of ranks. All ranks call this
+    function, because split weights are gathered one at a time.
 
     Args:
         model: as for `base_of`.
@@ -116,13 +116,13 @@ def base_as_saved(
 
 
 def base_entries(model: Any) -> set[str]:
-    """The keys of the entries of a model's state that a checkpoint of its adapters need not contain.
+    """The keys of a model's state that a checkpoint of its adapters need not contain.
 
-    The keys are as `plain_key` returns them. The entries are:
+    The keys are as `plain_key` returns them. They belong to:
 
     - the weights that the digest of `base_of` covers, and everything that is saved with quantized weights;
     - embeddings of input and output, unless they are trained or the vocabulary was resized. PEFT may read the
-      original model to find that out;
+      original model to find out whether it was resized;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     Args:
@@ -234,7 +234,7 @@ def _frozen(model: Any) -> Iterator[tuple[str, Any]]:
                 continue
             if isinstance(
                 tensor, torch.nn.Parameter
-            ):  # other tensors are temporary, and a later one may have the same id
+            ):  # other tensors are temporary, and a later tensor may have the same id
                 seen.add(id(tensor))
             yield full.removeprefix(_BASE_PREFIX).replace(_WRAPPED, "."), tensor
 
@@ -259,7 +259,7 @@ def _is_of_adapter(name: str, model: Any) -> bool:
 
 
 def _frozen_in(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of a module, without its submodules, that are not trained, and the scales of quantized weights."""
+    """The untrained weights of a module, and the scales of quantized weights. Submodules are left out."""
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
             continue

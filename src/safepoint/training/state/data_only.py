@@ -1,9 +1,9 @@
 """Loads the pickles of a checkpoint without running anything that they name.
 
 A pickle can name any function, and loading the pickle calls that function. A checkpoint may come from an attacker,
-even if its digests are right. So the pickles of a checkpoint may contain only tensors, plain values, the few classes
-that are listed here, and what the script has allowed with `torch.serialization.add_safe_globals`. A file that
-contains anything else is refused.
+even if its digests are right. So the pickles of a checkpoint may contain only tensors, plain values, objects of the
+few classes that are listed here, and objects that the script has allowed with `torch.serialization.add_safe_globals`.
+A file that contains anything else is refused.
 
 `load_data` is for files that Safepoint reads itself. `only_data` is for files that a framework reads: DeepSpeed,
 Accelerate and DCP (torch.distributed.checkpoint) load some of them without any restriction.
@@ -54,13 +54,13 @@ _DEEPSPEED = {
 _NAME_A_FOLDER = ("latest", "latest_universal")
 """DeepSpeed's files that contain the name of a folder in the checkpoint."""
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-"""The files that name, for each weight, the file of the checkpoint that has it."""
+"""The files that list, for each weight, the file of the checkpoint with this weight."""
 _CONFIGURATIONS = ("config.json", "generation_config.json")
 _VERSION = "transformers_version"
 _MAX_NAME_BYTES = 4096
 _MOST_PLACES = 50_000_000
 _ELSEWHERE = (
-    "while a checkpoint is loaded, torch.load loads only data, from other files too: load this file before training "
+    "while a checkpoint is loaded, torch.load loads only data, even from other files: load this file before training "
     "starts, or call torch.serialization.add_safe_globals([CLASS]) in the script"
 )
 _PATH: Any = (str, os.PathLike)
@@ -87,14 +87,14 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
     """While the block runs, frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
-        folder: the folder of the checkpoint. For this thread and the threads that it starts, the restrictions apply
-            to files elsewhere too, because a path can change between a check and its use. The other threads of the
-            script load their own files without restrictions.
-        parts: the optimizers and schedulers whose states are loaded, also in wrappers; see `checked_optimizers` and
-            `checked_schedulers`. Other objects are ignored.
+        folder: the folder of the checkpoint. In this thread and the threads that it starts, the restrictions also
+            apply to files outside of the folder, because a path can change between a check and its use. The other
+            threads of the script load their own files without restrictions.
+        parts: the optimizers and schedulers whose states are loaded. They may be in wrappers; see
+            `checked_optimizers` and `checked_schedulers`. Other objects are ignored.
 
     Raises:
-        CheckpointError: a file was refused, even if the framework caught this error or raised another one; or the
+        CheckpointError: a file was refused, even if the framework caught this error or raised another error; or the
             framework raised an error that invalid states cause (see `states_of`).
     """
     for name in _NAME_A_FOLDER:
@@ -178,7 +178,7 @@ class _Place:
 
 
 def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
-    """The folder in a checkpoint that one of DeepSpeed's files names.
+    """The folder in a checkpoint whose name is in one of DeepSpeed's files.
 
     Args:
         folder: the folder of the checkpoint.
@@ -201,7 +201,7 @@ def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
 
 
 def _check_named_files(folder: str | os.PathLike[str]) -> None:
-    """Refuse a checkpoint whose index names weights outside of the checkpoint, such as those of another model.
+    """Refuse a checkpoint whose index names weights outside of the checkpoint, for example another model's weights.
 
     Raises:
         CheckpointError: an index names a file outside of the checkpoint, or is invalid.
@@ -250,7 +250,7 @@ def _is_in(folder: str | os.PathLike[str], file: Any) -> bool:
     """
     if not isinstance(file, _PATH):
         return True
-    paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last one may contain `..`
+    paths = (os.path.abspath(file), os.path.realpath(file), Path(file).absolute())  # the last path may contain `..`
     parents = {parent for path in paths for parent in Path(path).parents}
     try:
         return any(os.path.exists(parent) and os.path.samefile(parent, folder) for parent in parents)
@@ -287,7 +287,7 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
 
 
 def _classes() -> list[Any]:
-    """The classes to allow besides torch's own, of the libraries that are loaded."""
+    """The classes of loaded libraries that are allowed besides torch's own classes."""
     return [
         getattr(sys.modules[module], name)
         for module, names in _DEEPSPEED.items()
@@ -332,7 +332,8 @@ class _Metadata(BoundedUnpickler):
         """Return the metadata, after a check that all files named there are in the checkpoint.
 
         Raises:
-            CheckpointError: the metadata name a file elsewhere, or a class or function that is not allowed.
+            CheckpointError: the metadata name a file outside of the checkpoint, or a class or function that is not
+                allowed.
         """
         try:
             loaded: Any = self.load()
@@ -381,7 +382,7 @@ def _has_state(target: Any, state: Any) -> bool:
 def _path_of(*parts: str) -> str:
     """This function is called in place of `PosixPath` when `.metadata` is read.
 
-    `.metadata` has one such path: where the checkpoint was when it was written. No reader uses it.
+    `.metadata` has one such path: the path of the checkpoint at the time of the save. No reader uses it.
     """
     return "/".join(parts)
 

@@ -65,7 +65,7 @@ _set_python_state: Any = random.setstate
 
 
 def set_python_state(state: Any) -> None:
-    """Check the spare number of `random.gauss`, then call `random.setstate`, which checks all else.
+    """Check the spare number of `random.gauss`, then call `random.setstate`, which checks the other values.
 
     Raises:
         ValueError: the state is not a state of Python's generator.

@@ -1,4 +1,4 @@
-"""The strategy by which ranks share a model: which one an Accelerator uses, and which checkpoints a run can read."""
+"""The strategy by which ranks share a model: the strategy of an Accelerator, and the checkpoints that it can read."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from safepoint.foundation.units import plural
 from safepoint.training.compatibility.accelerate_releases import complete_fsdp
 
 _WHOLE = {"single", "ddp"}
-"""Strategies that write the same files, so that each can read the other's checkpoints."""
+"""Strategies that write the same files. Each of them can read the other's checkpoints."""
 _MODEL_IN_PARTS = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 _OPTIMIZER_IN_PARTS = re.compile(r".*_optim_states\.pt")
 
@@ -36,7 +36,7 @@ def check_strategy(manifest: Manifest, now: str) -> None:
 
 
 def check_fsdp_files(checkpoint: str, *, has_shards: bool, reads_shards: bool) -> None:
-    """Refuse a checkpoint of FSDP whose `state_dict_type` is not that of this run.
+    """Refuse a checkpoint of FSDP whose `state_dict_type` differs from the `state_dict_type` of this run.
 
     Args:
         checkpoint: how the message names the checkpoint.
@@ -52,7 +52,7 @@ def check_fsdp_files(checkpoint: str, *, has_shards: bool, reads_shards: bool) -
 
 
 def _other_files_error(checkpoint: str, before: str, now: str) -> ConflictError:
-    """The error for a checkpoint that was written under `before`, where `now` reads other files."""
+    """The error for a checkpoint of the strategy `before`, if the strategy `now` reads other files."""
     return ConflictError(
         f"{checkpoint} was written under {before}, this run uses {now}, which reads other files; training was not "
         "started",
@@ -87,11 +87,11 @@ def has_same_partitions(manifest: Manifest, stage: int, world_size: int) -> bool
 
 
 def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> None:
-    """Refuse a checkpoint of ZeRO whose partitions differ from those of this run.
+    """Refuse a checkpoint of ZeRO whose partitions differ from the partitions of this run.
 
     Args:
         manifest: the manifest of a checkpoint that was written under this run's strategy.
-        stage: the stage of ZeRO in this run; None without DeepSpeed.
+        stage: the stage of ZeRO in this run; None if the run does not use DeepSpeed.
         world_size: the number of ranks of this run.
 
     Raises:
@@ -103,7 +103,7 @@ def check_partitions(manifest: Manifest, stage: int | None, world_size: int) -> 
             f"{zero_name((stage,))} on {plural(world_size, 'rank')}: DeepSpeed cannot load the checkpoint's "
             "partitions; training was not started",
             hint="use the same number of ranks and the same stage; only a script with Hugging Face's Trainer can "
-            "resume with others",
+            "resume with another number or stage",
         )
 
 
@@ -148,13 +148,13 @@ def check_accelerator(accelerator: Any) -> None:
 
 
 def zero_stage_of(accelerator: Any) -> int | None:
-    """The stage of DeepSpeed's ZeRO, 0 if ZeRO is off; None without DeepSpeed."""
+    """The stage of DeepSpeed's ZeRO; 0 if ZeRO is off, None if the run does not use DeepSpeed."""
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     return None if plugin is None else int(plugin.zero_stage)
 
 
 def writes_shards(accelerator: Any) -> bool:
-    """Whether each rank writes its shards, as under FSDP with `SHARDED_STATE_DICT`."""
+    """Whether each rank writes its shards: under FSDP with `SHARDED_STATE_DICT`."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     return plugin is not None and "SHARDED" in str(plugin.state_dict_type)
 

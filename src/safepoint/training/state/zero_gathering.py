@@ -18,8 +18,8 @@ def gathered(weight: Any, *, is_changed: bool = False) -> Generator[bool]:
             other ranks receive the result.
 
     Yields:
-        Whether this rank is the one that writes the weight: True on the first rank, or on every rank if the weight is
-        not partitioned.
+        Whether this rank writes the weight: True on the first rank, or on every rank if the weight is not
+        partitioned.
     """
     if not hasattr(weight, "ds_id"):
         yield True

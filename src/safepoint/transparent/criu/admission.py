@@ -6,9 +6,9 @@ connect to it, and CRIU accepts every connection. So another user could get desc
 what is in the image. With two idle connections, another user could make CRIU wait for ever.
 
 So a filter of the kernel (seccomp) stops CRIU's calls `listen` and `accept`, and this module answers them
-(seccomp_unotify(2)). It accepts each connection, closes it if it comes from another process, and otherwise passes it
-to CRIU. While CRIU has a filter, it cannot dump processes that have a filter too. For such processes, CRIU runs
-without a filter.
+(seccomp_unotify(2)). This module accepts each connection. It closes connections from other processes, and passes
+connections from the frozen processes to CRIU. While CRIU has a filter, it cannot dump processes that have a filter
+too. For such processes, CRIU runs without a filter.
 """
 
 import contextlib
@@ -99,9 +99,9 @@ class _Admission:
     def __init__(self, allowed: Collection[int]) -> None:
         self._allowed = allowed
         self._listeners: dict[int, socket.socket] = {}
-        """By the number of the socket (its inode): copies of CRIU's sockets that listen."""
+        """Copies of CRIU's listening sockets, by the number of the socket (its inode)."""
         self._waiting: dict[int, deque[socket.socket]] = {}
-        """By the number of the socket: connections of allowed processes that CRIU has not accepted yet."""
+        """Connections of allowed processes that CRIU has not accepted yet, by the number of the listening socket."""
         self._asked: list[tuple[int, int]] = []
         """The calls of `accept` that wait for a connection: the number of the socket, and the number of the call."""
         self._notices = -1
@@ -137,7 +137,7 @@ class _Admission:
         return found[0]
 
     def close(self) -> None:
-        """CRIU has ended."""
+        """Stop answering calls. Call this after CRIU has ended."""
         os.close(self._ended)
         if self._thread is not None:
             self._thread.join()

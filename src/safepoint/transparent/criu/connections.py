@@ -1,7 +1,7 @@
 """Ends the kernel's repair mode, in which a killed CRIU leaves the TCP connections of processes.
 
-While CRIU reads the queues of a connection, the connection is in repair mode. In this mode it sends nothing. CRIU
-ends the mode itself, unless CRIU is killed.
+While CRIU reads the queues of a connection, the connection is in repair mode. In this mode, the connection sends
+nothing. CRIU ends the mode itself, unless CRIU is killed.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ def folder_for_scripts(candidates: Sequence[Path]) -> Path:
         candidates: existing folders.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: there is no such folder.
     """
     for folder in candidates:
         if not os.statvfs(folder).f_flag & os.ST_NOEXEC:
@@ -54,7 +54,7 @@ class Gate:
     """The gate of one restore.
 
     Args:
-        folder: an existing folder for it, which is empty.
+        folder: an existing empty folder for the files of the gate.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +65,7 @@ class Gate:
         self._locks = {name: _locked(folder / name) for name in ("start", "end")}
 
     def restored(self) -> int | None:
-        """The root process, as CRIU sees it, when all processes exist; None before."""
+        """The number of the root process, as CRIU sees it; None before all processes exist."""
         try:
             return int((self._folder / "restored").read_text())
         except FileNotFoundError:

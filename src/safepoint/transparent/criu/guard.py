@@ -1,10 +1,10 @@
 """A small process that undoes a freeze or a restore if Safepoint is killed meanwhile.
 
-If Safepoint ends before `release`, for any reason, the kernel closes its end of a pipe. Then the guard waits until
-CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages. The guard is a shell,
-so it starts in a millisecond. It has a session of its own, so signals to the group of the command do not reach it.
-The guard identifies a process, also CRIU, by its number and the time of its start, because another process may get
-the number of an ended process.
+If Safepoint ends before `release`, for any reason, the kernel closes Safepoint's end of the pipe to the guard. Then
+the guard waits until CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages.
+The guard is a shell, so it starts in a millisecond. It has a session of its own, so signals to Safepoint's process
+group do not reach it. The guard identifies each process, including CRIU, by its number and its start time. The number
+is not enough, because another process may get the number of an ended process.
 """
 
 import signal
@@ -65,7 +65,7 @@ class Guard:
         )
 
     def watch(self, pid: int) -> None:
-        """From now on, the guard also sends its signal to the process `pid`."""
+        """Add the process `pid` to the processes that get the signal if Safepoint is killed."""
         self._note("process", pid)
 
     def forget(self) -> None:
@@ -77,11 +77,11 @@ class Guard:
         self._write(f"signal {int(number)}\n")
 
     def started(self, criu: int) -> None:
-        """CRIU runs as process `criu`. The guard sends no signal until this process has ended."""
+        """Note that CRIU runs as process `criu`. The guard sends no signal until this process has ended."""
         self._note("criu", criu)
 
     def release(self) -> None:
-        """There is nothing left to watch over."""
+        """End the guard: there is nothing left to watch over."""
         self._write("done\n")
 
     def _note(self, word: str, pid: int) -> None:

@@ -48,7 +48,7 @@ _KNOWN = (
     ),
     (
         r"build-?id|BuildID",
-        "a program or a library that a process has mapped is another one than when it was frozen",
+        "a program or a library that a process has mapped is not the same as when the process was frozen",
         "restore the image where the same versions are installed",
     ),
     (
@@ -84,7 +84,7 @@ _KNOWN = (
     (
         r"Can't (?:fork|clone).*: File exists|[Pp]id \d+ (?:do(?:es)? not match|is (?:already )?(?:used|busy))",
         "the number of a process is in use",
-        "end the process that has it, or restore in a container",
+        "end the process that has this number, or restore in a container",
     ),
     (
         r"(?:traced|already being traced|ptrace.*Operation not permitted|PTRACE_SEIZE)",
@@ -104,7 +104,7 @@ _KNOWN = (
     ),
     (
         r"cpu.*(?:feature|capabilit)|CPU.*(?:feature|capabilit)|xsave",
-        "this processor lacks features of the one on which the processes were frozen",
+        "this processor lacks features of the processor on which the processes were frozen",
         "restore the image on a machine with the same processor",
     ),
 )
@@ -113,7 +113,7 @@ _HARMLESS = re.compile(r"rlimit: |\s*$")
 """Lines that CRIU also writes when it succeeds."""
 _MOST_CHARACTERS = 300
 _MOST_LINES = 3
-"""How many of the last lines count if none of them is an error: CRIU says in this way that it lacks all rights."""
+"""How many of the last lines are used if no line is an error. CRIU writes only such lines if it lacks all rights."""
 
 
 def explain(log: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Finds the namespaces that a restore has made, so that CRIU can enter them.
 
 In such a namespace CRIU runs as root, and the kernel looks for CRIU and its libraries in the namespace's mounts. A
-namespace that a user or a container has made can have other files. In it, another program would run as root of this
-machine.
+namespace that a user or a container has made can have other files. With these files, another program could run as
+root of this machine.
 """
 
 import os
@@ -37,7 +37,7 @@ def first_process_of(pid: int) -> int:
 
 
 def _first_above(pid: int) -> int | None:
-    """The nearest process above `pid` that is the first one of its PID namespace, which must be that of `pid`."""
+    """The first process of the PID namespace of `pid`, if it is above `pid` in the tree; otherwise None."""
     namespace = os.stat(f"/proc/{pid}/ns/pid")
     while pid:
         if not os.path.samestat(os.stat(f"/proc/{pid}/ns/pid"), namespace):
@@ -49,6 +49,7 @@ def _first_above(pid: int) -> int | None:
 
 
 def _is_of_this_machine(process: Path) -> bool:
-    """Whether only root of this machine can have mounted anything there, and the root folder is the same as here."""
+    """Whether only root of this machine can have mounted anything for `process`, and its root folder is the same as
+    here."""
     are_own = all(is_of_own_namespace(process / "ns" / kind) for kind in _KINDS)
     return are_own and os.path.samestat(os.stat(process / "root"), os.stat("/"))

@@ -1,4 +1,4 @@
-"""Finds what CRIU cannot dump, as far as possible before a process is stopped.
+"""Finds things that CRIU cannot dump, if possible before any process is stopped.
 
 CRIU itself would fail only after it has stopped all processes.
 """
@@ -48,8 +48,8 @@ def refuse_connecting(pids: Collection[int]) -> None:
     """Check that no process waits until another of these processes accepts its TCP connection.
 
     CRIU leaves out connections that were not accepted yet. If the other end is a different program, this is not an
-    error: the connection is closed when the processes are restored. Otherwise every user of the machine could prevent
-    an image by opening a connection.
+    error: the connection is closed when the processes are restored. If it were an error, every user of the machine
+    could prevent an image by opening a connection.
 
     Args:
         pids: the processes, which are stopped.
@@ -75,8 +75,8 @@ def refuse_connecting(pids: Collection[int]) -> None:
                     connected.add((far, near))
     if any(_port(near) in listening for near, _ in waiting & connected):
         raise FreezeError(
-            "a process connects to another one, which has not accepted the connection yet; the processes run on, and "
-            "no image was made",
+            "a process connects to another process, which has not accepted the connection yet; the processes run on, "
+            "and no image was made",
             hint="try again",
         )
 

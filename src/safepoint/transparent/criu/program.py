@@ -1,6 +1,6 @@
 """Finds CRIU on this machine, and runs it.
 
-CRIU before 4.2 cannot dump TCP sockets on kernel 6.18, and still older releases fail on kernel 6.13 and newer. All
+CRIU before 4.2 cannot dump TCP sockets on kernel 6.18, and even older releases fail on kernel 6.13 and newer. All
 these releases are refused before anything is frozen. `/etc/criu/default.conf` is ignored, so that images do not
 depend on it.
 """
@@ -57,7 +57,7 @@ class Criu:
             arguments: its further arguments.
             folder: the folder of its images.
             log: the file for its log.
-            pids: the processes that it dumps; no other process can connect to it.
+            pids: the processes that CRIU dumps; no other process can connect to CRIU.
             started: called with the number of CRIU's process as soon as it runs.
             inside: a command that runs another command in the namespaces where CRIU has to run.
 
@@ -65,7 +65,8 @@ class Criu:
             FreezeError: CRIU failed.
         """
         command = [*inside, *self.command(action, arguments, folder=folder, log=log)]
-        # A file, not a pipe: if CRIU is killed, processes that it has started may hold the pipe open.
+        # The output goes to a file, not to a pipe. If CRIU is killed, processes that it has started may hold a pipe
+        # open.
         with tempfile.TemporaryFile() as output:
 
             def start() -> "subprocess.Popen[bytes]":
@@ -110,7 +111,7 @@ def failure(action: str, log: Path, exit_code: int, output: str = "") -> FreezeE
 
 
 def is_promising() -> bool:
-    """Whether this process may find a CRIU that it can use, see `find_criu`. CRIU is not called: this is fast."""
+    """Whether `find_criu` may find a usable CRIU. This check is fast, because it does not call CRIU."""
     return os.geteuid() == 0 and bool(os.environ.get(VARIABLE) or shutil.which("criu"))
 
 

@@ -1,6 +1,6 @@
 """Reads records of CRIU's images: the files and sockets that processes have, and the users of processes.
 
-The field numbers are those of CRIU 4.2 (`images/*.proto`).
+The field numbers come from CRIU 4.2 (`images/*.proto`).
 """
 
 import os
@@ -19,7 +19,8 @@ _INOTIFY, _WATCHED, _HANDLE, _PATH = 13, 5, 7, 4
 _ORIGINAL = 1
 """`remap_file_path_entry.orig_id`."""
 _THREAD, _CREDENTIALS, _USERS = 5, 10, (1, 3, 5, 7)
-"""`core_entry.thread_core`, `thread_core_entry.creds`, and the real user, the effective, the saved and that of files.
+"""`core_entry.thread_core`, `thread_core_entry.creds`, and the four users: real, effective, saved, and the user for
+files.
 
 The fields between them are groups.
 """
@@ -48,7 +49,7 @@ def made_paths(folder: Path) -> list[str]:
     found = _regular_paths(folder, are_deleted=True)
     for fields in _entries(folder, _SOCKET):
         address = _as_bytes(fields.get(_ADDRESS, [b""])[0])
-        if address and not address.startswith(b"\0"):  # otherwise it has no name, or an abstract one
+        if address and not address.startswith(b"\0"):  # otherwise the socket has no name, or an abstract name
             start = _text(fields.get(_FOLDER, [b""])[0])
             found.append(os.path.join(start, _text(address.rstrip(b"\0"))))
     return found
@@ -74,7 +75,7 @@ def _watched_paths(folder: Path) -> list[str]:
 
 
 def _entries(folder: Path, kind: int) -> list[Fields]:
-    """The descriptions of what the processes have open, of one kind: a field of `file_entry`."""
+    """The entries for what the processes have open, of one kind. `kind` is a field of `file_entry`."""
     return [_parsed(data) for entry in _messages(folder / "files.img") for data in entry.get(kind, ())]
 
 
@@ -107,7 +108,7 @@ def _parsed(value: int | bytes) -> Fields:
     """The fields of a message in a message.
 
     Raises:
-        ImageError: it is malformed.
+        ImageError: the message is malformed.
     """
     try:
         return fields_of(_as_bytes(value))

@@ -35,8 +35,8 @@ def stopped_trees(
 
     Args:
         roots: the root processes.
-        stopping: called with each process before it is stopped, so that a guard can send it SIGCONT if this process
-            is killed.
+        stopping: called with the number of each process before the process is stopped, so that a guard can send
+            SIGCONT to it if Safepoint is killed.
         within_s: how long to wait.
 
     Yields:
@@ -67,7 +67,7 @@ def stopped_trees(
                     clock.sleep(_LOOK_S)
                 # A process that has called vfork, as `subprocess` does, cannot stop before its child has executed a
                 # program. A stopped child would never do that. So no process is stopped before its parent has
-                # stopped. A stopped process starts no further ones.
+                # stopped. A stopped process starts no further processes.
                 pending = [(new, pid) for pid in stopped for new in children_of(pid) or () if new not in stopped]
         except BaseException:
             send(signal.SIGCONT, stopped.values())

@@ -1,11 +1,12 @@
 """Dumps one process tree with CRIU, and restores it.
 
-A restored process has the number that it had. If a process of this machine has one of these numbers, the tree is
+A restored process has the same number as before. If a process of this machine has one of these numbers, the tree is
 restored in a new PID namespace, where all numbers are free. The namespace ends when its first process, CRIU, is
 killed. To dump the tree once more, CRIU enters this namespace: from outside, it dumps only whole namespaces.
 
-CRIU does not lock the network, so it leaves no rule of a firewall behind: the caller has stopped both ends of each
-connection between the trees. After a dump, the processes are still stopped. After a restore, they are stopped, too.
+CRIU does not have to lock the network, because the caller has stopped both ends of each connection between the trees.
+So CRIU leaves no rule of a firewall behind. After a dump, the processes are still stopped. After a restore, they are
+stopped, too.
 """
 
 import os
@@ -40,7 +41,8 @@ class Restored:
 
     Args:
         pid: the number of its root process on this machine.
-        in_namespace: whether it is in a PID namespace of its own, where its processes have the numbers that they had.
+        in_namespace: whether it is in a PID namespace of its own, where its processes have the same numbers as
+            before.
     """
 
     pid: int
@@ -73,14 +75,14 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
 
 
 class TreeRestore:
-    """A process tree that CRIU restores: `wait`, `go_on`, `restored` and `finish`; or `give_up` at any time.
+    """A process tree that CRIU restores. Call `wait`, `go_on`, `restored` and `finish`, or `give_up` at any time.
 
     Args:
         criu: the CRIU to use.
         folder: the folder that `dump` has written.
         gate: the path of a new folder, in which programs can be executed; see `folder_for_scripts`.
         log: the file for CRIU's log.
-        is_in_session_of_other: whether the tree was dumped from the session of a process outside of it.
+        is_in_session_of_other: whether the leader of the tree's session was a process outside of the tree.
 
     Raises:
         UnsupportedError: this machine lacks a program of util-linux.
@@ -94,7 +96,7 @@ class TreeRestore:
         _require("flock", what="a restore")
         if self._in_namespace:
             _require("unshare", what="a restore")
-            # CRIU leads a session in the namespace: a leader outside of it would have no number there.
+            # CRIU leads a session in the namespace: a leader outside of the namespace would have no number in it.
             namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "setsid"]
         gate.mkdir(0o700)
         self._gate = Gate(gate)
@@ -146,7 +148,7 @@ class TreeRestore:
         return Restored(pid=tree[2], in_namespace=True)
 
     def finish(self) -> None:
-        """Let CRIU end. In a namespace, it ends with the processes."""
+        """Let CRIU end. In a namespace, CRIU ends when the processes end."""
         self._gate.close()
         if self._in_namespace:
             threading.Thread(target=self._process.wait, name="safepoint-namespace", daemon=True).start()
@@ -192,7 +194,7 @@ class TreeRestore:
             self._process.kill()
             self._process.wait()
         if not self._in_namespace:
-            # What is left if CRIU was killed. These numbers were free when it started.
+            # If CRIU was killed, restored processes are left. Their numbers were free when CRIU started.
             with held(number for number in self._numbers if self._is_newer(number)) as processes:
                 kill(processes)
 

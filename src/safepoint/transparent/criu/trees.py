@@ -11,7 +11,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.processes import kernel_lines, place_of, wait_for_end
 
 _ENDED_S = 5.0
-"""How long killed processes may take to end, which includes that the kernel frees their memory."""
+"""How long killed processes may take to end. In this time, the kernel also frees their memory."""
 
 
 def open_files(pid: int, proc: Path = Path("/proc")) -> list[str]:
@@ -53,7 +53,8 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def awaited_lock(pids: Iterable[int]) -> str | None:
-    """The file for whose lock one of the processes waits, because another program holds it; None if none waits."""
+    """The file whose lock one of the processes waits for; None if no process waits. Another program holds the
+    lock."""
     own = set(pids)
     with contextlib.suppress(OSError):
         for line in kernel_lines(Path("/proc/locks")):

@@ -44,7 +44,7 @@ class CudaDriver(Protocol):
     name: str
 
     def state(self, pid: int) -> CudaState:
-        """The state of a process. A process that does not use CUDA has none, and is an error."""
+        """The state of a process. If the process does not use CUDA, an error is raised."""
         ...
 
     def lock(self, pid: int, limit_ms: int) -> None:
@@ -60,8 +60,8 @@ class CudaDriver(Protocol):
 
         Args:
             pid: the process, which is checkpointed.
-            gpus: for the UUID of each GPU of the machine at the checkpoint, the UUID of the GPU that replaces it;
-                empty to use the same GPUs. `DriverTool` supports only that.
+            gpus: the UUID of each GPU that the machine had at the checkpoint → the UUID of the GPU that replaces it;
+                empty to use the same GPUs. `DriverTool` supports only an empty mapping.
         """
         ...
 
@@ -160,7 +160,7 @@ class DriverTool:
     def restore(self, pid: int, gpus: Mapping[str, str]) -> None:
         """See `CudaDriver`."""
         if gpus:
-            raise DriverError(f"{TOOL} is used for the same GPUs only; other ones need the package cuda-bindings")
+            raise DriverError(f"{TOOL} is used for the same GPUs only; other GPUs need the package cuda-bindings")
         self._run("--action", "restore", "--pid", str(pid))
 
     def unlock(self, pid: int) -> None:
@@ -207,7 +207,8 @@ def find_driver() -> CudaDriver:
 
 
 def load_bindings() -> tuple[Any, str]:
-    """The module `cuda.bindings.driver`, and which CUDA the driver has; or None, and why it cannot be used."""
+    """The module `cuda.bindings.driver`, and which CUDA the driver has; or None, and why the module cannot be
+    used."""
     try:
         bindings = importlib.import_module("cuda.bindings.driver")
     except ImportError:

@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from safepoint.errors import FreezeError
@@ -21,16 +22,18 @@ def used_bytes(pids: Iterable[int]) -> int:
     In a container, the driver may report other process numbers. Then all used GPU memory counts.
     """
     wanted = set(pids)
-    found = {int(pid): int(used) for pid, used in _numbers("--query-compute-apps=pid,used_gpu_memory")}
+    found: Counter[int] = Counter()
+    for pid, used in _numbers("--query-compute-apps=pid,used_gpu_memory"):  # one row for each GPU that a process uses
+        found[int(pid)] += int(used)
     if wanted <= found.keys():
         return sum(found[pid] for pid in wanted) * _MEBIBYTE
     return sum(int(used) for (used,) in _numbers("--query-gpu=memory.used")) * _MEBIBYTE
 
 
 def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str]:
-    """For each GPU of the recorded machine, the GPU that replaces it; empty if this machine has all of them.
+    """For each GPU of the recorded machine, the GPU that replaces it; empty if this machine has all recorded GPUs.
 
-    A GPU that this machine has is not replaced. The driver needs an entry for each GPU of the recorded machine, and
+    If a recorded GPU is present, its entry names the GPU itself. The driver needs an entry for each recorded GPU, and
     checks that the replacements are of the same kind.
 
     Args:
@@ -46,7 +49,7 @@ def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str
     absent = [uuid for uuid in recorded if uuid not in present]
     if len(free) < len(absent):
         raise FreezeError(
-            f"the processes were frozen on a machine with {len(recorded)} GPUs, and this one has {len(present)}; "
+            f"the processes were frozen on a machine with {len(recorded)} GPUs, and this machine has {len(present)}; "
             "nothing was restored",
             hint="restore the image on a machine with as many GPUs of the same kind",
         )

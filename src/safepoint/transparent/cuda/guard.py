@@ -1,11 +1,11 @@
 """A small process that lets CUDA processes run again if Safepoint is killed while their GPU memory is in host memory.
 
-A CUDA process stays locked when the process that has locked it ends: without the guard, it would wait for ever. The
-kernel closes the guard's pipe when Safepoint ends. Then the guard waits until no process is stopped or traced,
-because a stopped process cannot answer the driver. After that, the guard restores all processes. If the driver
-refuses, for example because another program uses the memory of the GPU now, the guard tries again every second, until
-the processes run or have ended. The guard has a session of its own, so signals to the group of the command do not
-reach it.
+A CUDA process stays locked when the process that has locked it ends. Without the guard, the locked process would wait
+for ever. The kernel closes the guard's pipe when Safepoint ends. Then the guard waits until no process is stopped or
+traced, because a stopped process cannot answer the driver. After that, the guard restores all processes. If the
+driver refuses, for example because another program uses the memory of the GPU now, the guard tries again every
+second, until the processes run or have ended. The guard has a session of its own, so signals to the group of the
+command do not reach it.
 """
 
 import os
@@ -77,7 +77,7 @@ def main() -> None:
     pids = [int(word) for word in sys.argv[1:] if "=" not in word]
     gpus = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
     sys.stdin.buffer.read()
-    if os.fork() == 0:  # Safepoint, if it runs, need not wait
+    if os.fork() == 0:  # Safepoint, if it still runs, does not wait for the child
         bring_back(find_driver(), pids, gpus)
     os._exit(0)
 

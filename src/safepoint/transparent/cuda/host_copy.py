@@ -1,7 +1,7 @@
 """Moves the GPU memory of a process tree to host memory for the time of a dump, and back.
 
 Promises: either all processes are locked, or none. After any failure all processes run again, even if Safepoint is
-killed (`transparent.cuda.guard`). What is known to fail is refused before a process is locked.
+killed (`transparent.cuda.guard`). A freeze that is known to fail is refused before a process is locked.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class HostCopy:
         """Let the processes run on their GPUs again.
 
         Raises:
-            FreezeError: the driver cannot restore the memory of a process, which waits.
+            FreezeError: the driver cannot restore the memory of a process. The process waits.
         """
         if self._driver is None:
             return
@@ -74,7 +74,7 @@ def gpu_memory_in_host(
 
     Args:
         pids: the processes of a tree.
-        driver: the way to the driver; by default, the one that this machine has.
+        driver: the way to the driver; None to use the way that this machine has.
         lock_s: how long a process may take to finish the CUDA calls that it has begun.
         proc: where the proc file system is mounted.
 
@@ -130,7 +130,7 @@ def resume_restored(pids: Iterable[int], places: dict[str, str], *, driver: Cuda
     Args:
         pids: the processes of the tree.
         places: see `places_on_this_machine`.
-        driver: the way to the driver; by default, the one that this machine has.
+        driver: the way to the driver; None to use the way that this machine has.
 
     Raises:
         FreezeError: the driver cannot restore the memory of a process.
@@ -151,7 +151,7 @@ def resume_restored(pids: Iterable[int], places: dict[str, str], *, driver: Cuda
 
 
 def _refuse_unfit(driver: CudaDriver, pids: list[int], gpus: Sequence[str], proc: Path) -> None:
-    """Raise FreezeError for what is known to fail, before a process is locked."""
+    """Raise FreezeError if the freeze is known to fail. No process is locked yet."""
     if not gpus:
         raise FreezeError(
             "nvidia-smi does not name the GPUs of this machine, which the image must record; nothing was frozen",
@@ -169,8 +169,9 @@ def _refuse_unfit(driver: CudaDriver, pids: list[int], gpus: Sequence[str], proc
             ) from error
         if state is not CudaState.RUNNING:
             raise FreezeError(
-                f"{named} is {state} by another program, which uses the driver's checkpoint API; nothing was frozen",
-                hint="wait until the other program is done",
+                f"the driver reports the state `{state}` for {named}, not `running`; nothing was frozen",
+                hint="if another program uses the driver's checkpoint API, wait until that program is done; "
+                "otherwise restart the process",
             )
     room, needed = host_memory.look(proc), used_bytes(pids)
     if room is not None and not room.has(needed):

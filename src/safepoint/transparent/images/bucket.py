@@ -2,9 +2,9 @@
 
 Promises: an image exists exactly while its `image.json` exists. This file is written last, on the condition that it
 does not exist. A writer first claims the number of its image, with an object in `.safepoint/images/claims`, so two
-writers never write below one name. When another process has taken over a writer's claim, because the writer seemed
-dead, the writer writes nothing more. Files are fetched to a private folder of this machine, and compared with the
-digests in the manifest.
+writers never write below one name. If a writer seems dead, another process may take over its claim. The writer then
+writes nothing more. Files are fetched to a private folder of this machine, and compared with the digests in the
+manifest.
 
 The claim lists the files of the image, as a mark does (`safepoint.checkpoint.remote.marks`). Only objects that match
 the list are deleted, because other programs may keep objects below the name, and another person may have written the
@@ -147,7 +147,7 @@ class ImageBucket(ImageLocation):
             claim.release()
 
     def _claim_new(self, number: int | None) -> "Claim":
-        """Claim the number of an image that does not exist: this one, or the next one."""
+        """Claim the number of an image that does not exist: `number`, or the next number if `number` is None."""
         for _ in range(_NUM_TRIES):
             wanted = number or self._next_number()
             try:
@@ -170,11 +170,11 @@ class ImageBucket(ImageLocation):
     def _is_claimed(self, number: int) -> ConflictError:
         return ConflictError(
             f"another process writes or deletes {self.where(image_name(number))}; nothing was done",
-            hint="wait for it; if it has died, `safepoint images prune` deletes what it has left after a day",
+            hint="wait for it; if it has died, `safepoint images prune` deletes its files after a day",
         )
 
     def _next_number(self) -> int:
-        # Another program may keep objects below such a name, also without a manifest.
+        # Another program may keep objects below such a name, even without a manifest.
         used = {*claims(self._store), *(item.key.partition("/")[0] for item in self._store.list())}
         return next_number(self.where, used)
 
@@ -188,7 +188,7 @@ class ImageBucket(ImageLocation):
             if clock.wall_s() - item.modified_s < CLAIM_LIVES_S:
                 raise ConflictError(
                     f"another process writes or deletes {self.where(name)}; nothing was done",
-                    hint="wait for it; if it was killed, what it wrote is deleted after a day",
+                    hint="wait for it; if it was killed, its files are deleted after a day",
                 )
             claim = Claim.take_over(self._store, number_of(name) or 0, item)
             if name not in self.names():
@@ -300,13 +300,13 @@ class Claim:
 
     def _taken(self) -> ConflictError:
         return ConflictError(
-            f"writing {self._store.location.child(image_name(self.number))} has taken more than a day, and another "
+            f"{self._store.location.child(image_name(self.number))} was not complete after a day, and another "
             "process has deleted its files; there is no image",
             hint="start again",
         )
 
     def delete_objects(self) -> None:
-        """Delete the files that the claim lists, see `Mark`, and what is being uploaded under their names."""
+        """Delete the files that the claim lists (see `Mark`), and unfinished uploads of these files."""
         name = image_name(self.number)
         listed = {f"{name}/{path}" for path in self._mark.sizes}
         self._store.sweep(only=listed.__contains__, keys=listed)
@@ -332,7 +332,8 @@ def objects_of(store: Store, number: int) -> dict[str, StoredObject]:
 
 
 def _content(mark: Mark) -> bytes:
-    """Unique, because the version of an object may depend on its content only."""
+    """The content of a claim's object. It is unique, because the version of an object may depend on its content
+    only."""
     claim = {"since": clock.utc_now(), "pid": os.getpid(), "unique": uuid.uuid4().hex}
     return json.dumps({**claim, **mark.fields()}).encode()
 

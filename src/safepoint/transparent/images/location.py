@@ -135,12 +135,14 @@ class ImageLocation:
         where, facts = self.where(manifest.name), manifest.protection
         is_own = self.key is not None and facts is not None and facts.key_id == self.key.id
         if is_own and self.key is not None and not manifest.is_signed_by(self.key):
-            raise ImageError(f"{where} was altered by a program without its key; it was not used")
+            raise ImageError(
+                f"{where} was changed by a program that does not have the image's key; the image was not used"
+            )
         if self._only_authentic and not is_own:
             made = "has no protection" if facts is None else f"is protected with another key ({facts.key_id})"
             raise ImageError(
                 f"{where} {made}, so another user may have made it; nothing was restored",
-                hint="name its key with --key; or use --trust if you trust the person who made the image, whose "
+                hint="name its key with --key; or use --trust if you trust the person who made the image: its "
                 "program will run as you",
             )
 
@@ -199,7 +201,7 @@ class ImageLocation:
         return lease_on(self.path(name) / MANIFEST_NAME) is not Lease.NONE
 
     def protection_of(self, manifest: ImageManifest) -> ImageProtection | None:
-        """How the files of an image are to be read.
+        """How the files of an image are protected; None if they are not.
 
         Raises:
             ImageError: the files are encrypted, and their key is not known.
@@ -225,7 +227,7 @@ class ImageLocation:
         """The chain that a new image may continue: the chain of the newest image.
 
         The result is empty if that chain is full or invalid, if another user may have written it, or if its
-        protection differs from that of new images.
+        protection differs from the protection of new images.
         """
         for name in self.names()[:1]:
             with contextlib.suppress(ImageError, UsageError, OSError):
@@ -341,7 +343,7 @@ class ImageLocation:
                 lock.release()
 
     def delete(self, name: str) -> None:
-        """Delete an image, in one step for its readers. The caller holds the lock.
+        """Delete an image. At every moment, readers see it completely or not at all. The caller holds the lock.
 
         Raises:
             OSError: the image cannot be deleted.
@@ -388,7 +390,7 @@ def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
 
     Args:
         where: see `ImageLocation.where`.
-        names: the names that are in use; names that are not those of images are ignored.
+        names: the names that are in use. Names that no image can have are ignored.
 
     Raises:
         StorageError: there is no higher number.
@@ -396,7 +398,7 @@ def next_number(where: Callable[[str], str], names: Iterable[str]) -> int:
     newest = max((number_of(name) or 0 for name in names), default=0)
     if newest >= MOST_NUMBER:
         raise StorageError(
-            f"{where(image_name(newest))} has the highest number of an image; nothing was frozen",
+            f"{where(image_name(newest))} has the highest number that an image can have; nothing was frozen",
             hint="if it is not your image, move it away; or name another location",
         )
     return newest + 1
@@ -431,10 +433,10 @@ def _of_others(path: Path) -> UsageError:
     return UsageError(
         f"{path} or a folder above it belongs to another user, or others may write to it, so they could exchange "
         "what is written or restored here; nothing was done",
-        hint="name a folder to which only you may write; copy an image that you trust there",
+        hint="name a folder to which only you may write; if you trust an image, copy it to that folder",
     )
 
 
 def source_of(manifest: ImageManifest) -> Source:
-    """How a newer image names this one."""
+    """The entry with which a newer image refers to the image of `manifest`."""
     return Source(name=manifest.name, digest=manifest.digest)

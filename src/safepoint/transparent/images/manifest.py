@@ -186,7 +186,7 @@ class Machine:
         architecture: the processor's architecture, as `uname -m` prints it.
         kernel: the release of the kernel.
         criu: the version of CRIU.
-        gpus: the UUIDs of all its GPUs if a process used one; otherwise empty.
+        gpus: the UUIDs of all GPUs of the machine; empty if no process used a GPU.
     """
 
     architecture: str
@@ -210,7 +210,8 @@ class ProtectionFacts:
         key_id: names the key, 16 hex digits.
         salt: the random bytes from which the keys of the image's files are derived, 64 hex digits.
         is_encrypted: whether the files are encrypted; otherwise they are only authenticated.
-        mac: the code that authenticates the manifest, 64 hex digits. It is computed with `UNSIGNED` in its place.
+        mac: the code that authenticates the manifest, 64 hex digits. It is computed over the manifest with `UNSIGNED`
+            in place of the code.
     """
 
     key_id: str
@@ -267,7 +268,9 @@ class ImageManifest:
             for name in (table_name, regions_name)
         }
         if {path for path in paths if _PAGES_NAME.fullmatch(path.rpartition("/")[2])} != expected:
-            raise ValueError("files must have the table and the regions of each page file, and no others")
+            raise ValueError(
+                "files must list one table and one file of regions for each page file, and no other tables or regions"
+            )
         for entry in self.files:
             self._check_file(entry)
 
@@ -278,7 +281,7 @@ class ImageManifest:
             raise ValueError(f"{entry.path!r} is in no part of the image")
         is_criu = is_criu_name(name)
         if not is_criu and not _PAGES_NAME.fullmatch(name):
-            raise ValueError(f"{entry.path!r} is neither a file of CRIU nor a table or regions")
+            raise ValueError(f"{entry.path!r} is not a file of CRIU, a table or a file of regions")
         if is_criu and entry.size_bytes > MOST_FILE_BYTES:
             raise ValueError(f"{entry.path!r} has more than {MOST_FILE_BYTES} bytes")
 
@@ -355,7 +358,7 @@ class ImageManifest:
 
     @property
     def digest(self) -> str:
-        """The digest of `image.json`, by which newer images name this one."""
+        """The digest of `image.json`. Newer images that need this image state this digest."""
         return digest_bytes(self.to_bytes())
 
     @classmethod
@@ -413,7 +416,8 @@ def _protection(record: Any) -> ProtectionFacts | None:
 
 
 def _machine_record(machine: Machine) -> dict[str, Any]:
-    """Without GPUs the field is absent, so that the digests of images without this field stay the same."""
+    """The JSON object of a machine. If it has no GPUs, the field `gpus` is left out, so that older images keep their
+    digests."""
     record = _plain(machine)
     gpus = record.pop("gpus")
     return {**record, "gpus": [*gpus]} if gpus else record

@@ -1,7 +1,7 @@
 """Verifies an image, and writes the folders from which CRIU restores its processes.
 
-Promises: every file that `materialise` writes is byte for byte what CRIU had written; otherwise it raises
-`ImageError`, and the caller must not start CRIU. docs/process-images.md lists all checks.
+Promises: every file that `materialise` writes is byte for byte what CRIU had written. If this is not possible,
+`materialise` raises `ImageError`, and the caller must not start CRIU. docs/process-images.md lists all checks.
 """
 
 import contextlib
@@ -76,7 +76,8 @@ def materialise(
         StorageError: `target` has too little space.
         OSError: files cannot be read or written.
     """
-    # The digests of regions are compared while the regions are read, and those of CRIU's files while they are copied.
+    # The digests of regions are compared while the regions are read, and the digests of CRIU's files while the files
+    # are copied.
     with _opened(location, name, has_pages=True, is_read=is_table) as image:
         needed = raw_bytes(image.manifest) + _SPARE_BYTES
         if free_bytes(target) < needed:

@@ -16,7 +16,7 @@ from safepoint.transparent.secret_folders import secret_folder
 
 
 def key_of(path: Path | None, *, is_made: bool) -> ImageKey | None:
-    """The key in the file that a person has named; without such a file, this user's own key.
+    """The key in the file `path`, or this user's own key if `path` is None.
 
     Args:
         path: the file; None for this user's own key.

@@ -1,8 +1,8 @@
 """Deletes the images that no policy keeps, and that no kept image needs.
 
 These images are always kept: the newest image, the newest valid image, images that a process reads, damaged images,
-and the images that any of these needs. An image whose manifest cannot be read, such as an image that a newer release
-has written, may need any older image. So all older images are kept too.
+and the images that any of these needs. If the manifest of an image cannot be read, for example because a newer
+release has written it, the image may need any older image. So all older images are kept too.
 
 These rules apply separately to the images of the location's key, and to the images without protection. So another
 person who puts images with higher numbers here cannot cause the deletion of an image of the key. Images that state
@@ -29,7 +29,7 @@ class Pruned:
         deleted: the images that are gone, newest first.
         needed: the images that no policy keeps, and that a kept image needs or may need.
         unreadable: the images whose manifests cannot be read, newest first: they may need any older image.
-        of_other_keys: the images that state another key than that of the location, newest first.
+        of_other_keys: the images that state another key than the key of the location, newest first.
         failed: the images that could not be deleted, each with the reason.
     """
 

@@ -1,4 +1,4 @@
-"""Stores the folders that CRIU has written as an image: pages by content, everything else unchanged."""
+"""Makes an image of the folders that CRIU has written. Pages are stored by content, all other files unchanged."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ from safepoint.transparent.protection.files import FileProtection, ProtectedWrit
 _PAGES = re.compile(r"pages-(0|[1-9][0-9]{0,4})\.img")
 _PAGEMAP = re.compile(r"pagemap-.*\.img")
 _IDS = re.compile(r"ids-[0-9]+\.img")
-"""One for each process; there is a `core-N.img` for each thread."""
+"""CRIU writes one such file for each process. (It writes a `core-N.img` for each thread.)"""
 _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger("safepoint")
 _MODE = 0o600
@@ -78,7 +78,7 @@ def store_dumps(
         progress: called with the number of bytes of pages read since the last call.
 
     Raises:
-        ImageError: what CRIU has written is not consistent.
+        ImageError: the files that CRIU has written are not consistent.
         OSError: the files cannot be read or written.
     """
     parent, older = _continued(image.location, parent)
@@ -158,7 +158,7 @@ def _continued(
     """The chain that a new image can continue, and the pages to which the new image may refer.
 
     The tables of the newest image in the chain are checked as for a restore, because the new image copies their
-    references. With a wrong reference, the new image could not be restored, and its processes would be lost.
+    references. If a reference were wrong, the new image could not be restored, and its processes would be lost.
     """
     if not parent:
         return (), None
@@ -166,7 +166,9 @@ def _continued(
         tables = tables_of(location, parent[0])
         check_tables(parent, tables)
     except (ImageError, OSError) as error:
-        _log.warning("the image does not refer to pages of %s, because that is damaged: %s", parent[0].name, error)
+        _log.warning(
+            "the new image refers to no pages of %s, because that image is damaged: %s", parent[0].name, error
+        )
         return (), None
     return parent, OlderPages(tables)
 

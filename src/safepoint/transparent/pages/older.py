@@ -1,4 +1,4 @@
-"""Finds the pages of an older image that equal new ones, at any place.
+"""Finds the pages of an older image that equal new pages, at any place.
 
 A new page is first compared with the page that follows the last match, then looked up in a sorted table of eight
 bytes of each digest. If the older image has more than MOST_LISTED pages, the table has only every second, third …
@@ -64,7 +64,8 @@ class OlderPages:
         return keys[order], numbers[order]
 
     def begin(self, part: int, file: int) -> None:
-        """Begin a page file. Its pages are first compared with those of the old page file with its name, if any."""
+        """Begin a page file. Its pages are first compared with the pages of the old page file of the same name, if
+        that exists."""
         place = (part, file)
         self._distance = int(self._begins[self._places.index(place)]) if place in self._places else 0
 

@@ -16,7 +16,7 @@ from safepoint.transparent.pages.layout import MOST_PAGES, PAGE_BYTES
 from safepoint.transparent.pages.protobuf import fields_of, records_in
 
 MAGIC = struct.pack("<II", 0x54564319, 0x56084025)
-"""The magic number of all CRIU images, then that of pagemaps."""
+"""The magic number of all CRIU images, then the magic number of pagemaps."""
 MOST_BYTES = 64 << 20
 """The largest pagemap that is read: about 3 million ranges of addresses."""
 PARENT, LAZY, PRESENT = 1, 2, 4

@@ -1,4 +1,4 @@
-"""Reads the records in CRIU's files: each is its length, 4 bytes, and a protobuf message.
+"""Reads the records in CRIU's files. A record is a length of 4 bytes, and then a protobuf message of this length.
 
 Promises: malformed data raises ValueError. Not promised: that a message has the fields that CRIU writes.
 """

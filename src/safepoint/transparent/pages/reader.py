@@ -1,7 +1,8 @@
 """Reads a page file back into the raw stream of pages, through the page files of older images that it refers to.
 
-Promises: the stream that `restore_pages` writes has the digest of the stream that CRIU wrote; otherwise it raises
-`ImageError`. Threads decompress ahead of the write; memory does not depend on the size of the stream.
+Promises: the stream that `restore_pages` writes has the digest of the stream that CRIU wrote. If it has another
+digest, `restore_pages` raises `ImageError`. Threads decompress ahead of the write; memory does not depend on the size
+of the stream.
 """
 
 import functools
@@ -50,7 +51,7 @@ def restore_pages(
         progress: called with the number of bytes restored since the last call.
 
     Raises:
-        ImageError: stored pages were altered, or the stream differs from the one that CRIU wrote.
+        ImageError: stored pages were altered, or the stream differs from the stream that CRIU wrote.
         MissingExtraError: the extra `transparent` is not installed.
         OSError: the file cannot be written.
     """
@@ -79,7 +80,7 @@ def _read(
         if progress is not None:
             progress(len(pages))
     if digester.digest() != table.header.stream_digest:
-        raise ImageError(f"the pages of {table.name} are not those that were stored: their digest does not match")
+        raise ImageError(f"the pages of {table.name} differ from the pages that were stored: the digest is different")
 
 
 class _Regions:

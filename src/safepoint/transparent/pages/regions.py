@@ -17,7 +17,7 @@ from safepoint.transparent.pages.table import PageTable
 from safepoint.transparent.protection.files import FileProtection, ProtectedFile
 
 _LEAST_SAVED = 16
-"""A region is stored compressed if that saves at least this fraction of its bytes: 1/n."""
+"""A region is stored compressed if compression saves at least this fraction of its bytes: 1/n."""
 
 
 def _block() -> Any:

@@ -34,7 +34,7 @@ _CHUNK_RUNS = 1 << 16
 
 
 class PageFileId(NamedTuple):
-    """Names a page file among those that a table may refer to.
+    """Names one of the page files to which a table may refer.
 
     Args:
         image: 1 for the image of the table, 2 and higher for its sources, as in a run.
@@ -50,7 +50,8 @@ class PageFileId(NamedTuple):
 class PageTable:
     """An open table. `runs`, `regions` and `digests` are arrays of its content, and must not be changed.
 
-    A mapped file takes a file descriptor until the table is deleted. `without_pages` returns a table without one.
+    A mapped file takes a file descriptor until the table is deleted. `without_pages` returns a table without a
+    descriptor.
     """
 
     def __init__(self, header: TableHeader, arrays: Sequence[NDArray[Any]], name: str) -> None:
@@ -145,11 +146,11 @@ class PageTable:
         }
 
     def without_pages(self) -> "PageTable":
-        """This table with its regions only, in memory: what is needed to read its stored pages."""
+        """A copy in memory that has only the regions of this table. This is enough to read its stored pages."""
         return PageTable(self.header, (self.runs[:0].copy(), self.regions.copy(), self.digests[:0].copy()), self.name)
 
     def region_offsets(self) -> NDArray[np.uint64]:
-        """The offset of each region in the file of regions, and the end of the last one."""
+        """The offset of each region in the file of regions, and the end of the last region."""
         offsets = np.empty(len(self.regions) + 1, np.uint64)
         offsets[0] = len(REGIONS_HEADER)
         np.cumsum(self.regions["size_bytes"], out=offsets[1:], dtype=np.uint64)

@@ -163,7 +163,7 @@ def _created(path: Path) -> Generator[BinaryIO]:
 
 
 def _fill(source: PageStream, buffer: bytearray) -> memoryview:
-    """The next block: as many bytes as fit into the buffer, or those up to the end of the stream."""
+    """The next block: as many bytes as fit into the buffer, or the bytes up to the end of the stream."""
     view, length = memoryview(buffer), 0
     while length < len(view):
         count = source.readinto(view[length:])

@@ -1,7 +1,7 @@
 """The form of a protected file: its bytes, then a tag of 16 bytes for each 64 KiB of them.
 
-The tags are those of AES-256-GCM. In an encrypted file, the bytes are encrypted. In an authenticated file, they are
-unchanged, so that a table can still be mapped: they are the associated data of an empty message.
+The tags are computed with AES-256-GCM. In an encrypted file, the bytes are encrypted. In an authenticated file, the
+bytes are unchanged, so that a table can still be mapped: the bytes are the associated data of an empty message.
 
 The nonce of a chunk is its number and, in the last byte, whether it is the last chunk. No nonce is used twice with
 the same key, because each file of each image has its own key, and each file is written once, from its beginning to
@@ -47,7 +47,7 @@ def _nonce(number: int, *, is_last: bool) -> bytes:
 
 
 def _num_chunks(size_bytes: int) -> int:
-    """An empty file has one empty chunk, so that its tag says that it is empty."""
+    """The number of chunks of a file. An empty file has one empty chunk, so that a tag authenticates its size."""
     return max(1, -(-size_bytes // CHUNK_BYTES))
 
 
@@ -85,7 +85,7 @@ class ProtectedWriter:
             return
         view = memoryview(data)
         while view:
-            # A full chunk waits until it is known whether it is the last one.
+            # A full chunk waits until it is known whether it is the last chunk.
             if len(self._chunk) == CHUNK_BYTES:
                 self._end_chunk(is_last=False)
             room = CHUNK_BYTES - len(self._chunk)
@@ -183,11 +183,11 @@ class ProtectedFile:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether reads are compared with the tags, which needs the key."""
+        """Whether reads are compared with the tags. The comparison needs the key."""
         return self._cipher is not None
 
     def tags(self) -> bytes:
-        """What is stored after the content."""
+        """The bytes that are stored after the content."""
         return self._pread(self.size_bytes, self.stored_bytes - self.size_bytes)
 
     def content(self) -> "mmap.mmap | bytes":
@@ -232,7 +232,10 @@ class ProtectedFile:
             nonce = _nonce(number, is_last=number == self._num_chunks - 1)
             found: bytes = self._cipher.decrypt(nonce, message, associated)
         except invalid as error:
-            raise ImageError(f"{self.name} was altered by a program without its key; it was not used") from error
+            raise ImageError(
+                f"{self.name} is damaged, or was changed by a program that does not have the image's key; the file "
+                "was not used"
+            ) from error
         return found
 
     def _pread(self, offset: int, length: int) -> bytes:

@@ -66,7 +66,7 @@ def own_key() -> ImageKey:
     """
     path = own_key_path()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    hint = "name another key with --key; images that were made with this one then need --trust"
+    hint = "name another key with --key; images that were made with this key then need --trust"
     return ImageKey(load_or_make_key(path, what=_WHAT, hint=hint))
 
 

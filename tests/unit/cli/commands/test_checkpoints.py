@@ -109,7 +109,7 @@ def test_repair_says_what_is_left(output: Path) -> None:
     flip(output / "checkpoint-20" / "model.safetensors")
     code, text = call("repair", output, "--deep")
     assert code == 14
-    assert "see --drop-damaged" in text
+    assert "kept; --drop-damaged removes it" in text
     code, text = call("repair", output, "--deep", "--drop-damaged")
     assert code == 0
     assert "moved to" in text

@@ -51,4 +51,4 @@ def test_a_port_in_use_is_reported() -> None:
         outcome = safepoint("dashboard", "--port", str(taken.getsockname()[1]))
     assert outcome.code == 11
     assert "cannot listen on 127.0.0.1" in outcome.stderr
-    assert "leave it out for any free one" in outcome.stderr
+    assert "leave out --port to use any free port" in outcome.stderr

@@ -225,7 +225,7 @@ def test_a_simulation_with_everything() -> None:
     [
         ((*INTERVAL, "--durable", "1s"), "--durable 1s is shorter than --stall 2s"),
         ((*INTERVAL, "--announced", "50"), "50 % is 0.5"),
-        ((*INTERVAL, "--announced", "0.7", "--ranks-only", "0.7"), "more than 1 together"),
+        ((*INTERVAL, "--announced", "0.7", "--ranks-only", "0.7"), "their sum is more than 1"),
         (("plan", "interval", "--mtbf", "4", "--stall", "2s"), "--mtbf: '4' is not a time"),
         (("plan", "interval", "--mtbf", "0s", "--stall", "2s"), "--mtbf '0s' is too short"),
         (("plan", "cost", "--price", "nan"), "--price nan is not a number"),

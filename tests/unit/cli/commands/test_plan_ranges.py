@@ -186,7 +186,10 @@ def test_the_text_of_a_simulation_has_the_inputs_of_its_failure_model() -> None:
     assert "10.09 % are maintenance, announced 10 m 00 s before" in text
     words = "--failures queue --waiting 20m --reclaims 1/week --rack-failures 1/year --machines-per-rack 4"
     text = safepoint("plan", *SIMULATE.split(), *words.split()).stdout
-    assert "a queue preempts the job every 42 h 00 m, announced 10 m 00 s before, and it waits for 20 m 00 s" in text
+    assert (
+        "a queue preempts the job every 42 h 00 m, announced 10 m 00 s before, and the job then waits for 20 m 00 s"
+        in text
+    )
     assert "each machine is reclaimed every 7 d 00 h, announced 2 m 00 s before" in text
     assert "each rack of 4 machines fails every 365 d 06 h" in text
     assert "IN QUEUE" in text

@@ -1,6 +1,7 @@
 """The room of a folder: the disk, the node's eviction threshold, the size limit of a volume."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,15 @@ def mounted(monkeypatch: pytest.MonkeyPatch, root: str, *, kind: str = "ext4", p
 def test_a_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Outside of pods only the file system counts."""
     disks(monkeypatch, status())
-    assert room_of(tmp_path, {}) == Room(free_bytes=500 * 4096, free_inodes=50)
+    assert room_of(tmp_path, {}) == Room(free_bytes=500 * 4096, free_inodes=50, size_bytes=1000 * 4096)
+
+
+def test_what_only_root_may_use_is_not_part_of_the_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As `df` computes how full a disk is: it is full when a user can write nothing more."""
+    disks(monkeypatch, os.statvfs_result((4096, 4096, 1000, 550, 500, 100, 50, 50, 0, 255)))
+    found = room_of(tmp_path, {})
+    assert found is not None
+    assert (found.free_bytes, found.size_bytes) == (500 * 4096, 950 * 4096)
 
 
 @pytest.mark.parametrize(
@@ -53,19 +62,21 @@ def test_values_that_cannot_be_true(
 def test_inodes_without_a_limit(inodes: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on btrfs; values that cannot be true do not count."""
     disks(monkeypatch, status(inodes=inodes[0], free_inodes=inodes[1]))
-    assert room_of(tmp_path, {}) == Room(free_bytes=500 * 4096)
+    assert room_of(tmp_path, {}) == Room(free_bytes=500 * 4096, size_bytes=1000 * 4096)
 
 
 def test_an_empty_dir_is_evicted_before_the_disk_is_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """At 10 % of the node's disk; at 15 % if the images are on the same disk; at 5 % of the inodes."""
     mounted(monkeypatch, EMPTY_DIR)
     disks(monkeypatch, status(), status(blocks=7777))
-    assert room_of(tmp_path, POD) == Room(free_bytes=400 * 4096, free_inodes=45, limit=Limit.EVICTION)
+    expected = Room(free_bytes=400 * 4096, free_inodes=45, limit=Limit.EVICTION, size_bytes=900 * 4096)
+    assert room_of(tmp_path, POD) == expected
     disks(monkeypatch, status())
-    assert room_of(tmp_path, POD) == Room(free_bytes=350 * 4096, free_inodes=45, limit=Limit.EVICTION)
+    expected = replace(expected, size_bytes=850 * 4096)
+    assert room_of(tmp_path, POD) == replace(expected, free_bytes=350 * 4096)
     disks(monkeypatch, status(free=100, free_inodes=0))
-    assert room_of(tmp_path, POD) == Room(free_bytes=0, free_inodes=0, limit=Limit.EVICTION)
-    assert room_of(tmp_path, {}) == Room(free_bytes=100 * 4096, free_inodes=0)
+    assert room_of(tmp_path, POD) == replace(expected, free_bytes=0, free_inodes=0)
+    assert room_of(tmp_path, {}) == Room(free_bytes=100 * 4096, free_inodes=0, size_bytes=1000 * 4096)
 
 
 def test_other_volumes_of_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,7 +98,8 @@ def test_the_size_limit_of_a_volume(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     mounted(monkeypatch, EMPTY_DIR, point=str(tmp_path))
     limited = room_of(tmp_path, POD | {STORAGE_LIMIT: f"{tmp_path}=3Mi"})
     assert limited is not None
-    assert (limited.free_bytes, limited.limit) == ((3 << 20) - used, Limit.SIZE_LIMIT)
+    assert (limited.free_bytes, limited.size_bytes) == ((3 << 20) - used, 3 << 20)
+    assert limited.limit is Limit.SIZE_LIMIT
     for text in (f"{tmp_path}x=3Mi", f"{tmp_path}=", "3Mi", f"{tmp_path}=nonsense"):
         found = room_of(tmp_path, POD | {STORAGE_LIMIT: text})
         assert found is not None

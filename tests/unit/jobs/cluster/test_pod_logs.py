@@ -133,7 +133,7 @@ def test_output_that_cannot_be_read_for_long_is_reported_once(
     with pytest.raises(BusyError):
         follow(Logs(a=failure * 9), *looks, monkeypatch=monkeypatch)
     [text] = caplog.messages
-    assert text.startswith("the output of pod a could not be read for 0 s; it is tried again until the job stops")
+    assert text.startswith("the output of pod a could not be read for 0 s; Safepoint tries until the job stops")
 
 
 def test_pods_after_an_interruption_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,14 +70,14 @@ def test_no_reader_disturbs_a_command_that_scales(read: Callable[[ClusterJobs], 
 def test_no_reader_stops_a_job_that_trains(
     read: Callable[[ClusterJobs], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says which command continues the change."""
+    """It says which command completes the change."""
     namespace = with_plan(pods=[running_pod()], **lease(60))
     jobs = ClusterJobs(as_api(namespace))
     for _ in range(2):
         read(jobs)
     assert namespace.changes == []
     (record,) = caplog.records
-    assert "`safepoint scale tiny --nnodes 2` continues it" in record.getMessage()
+    assert "`safepoint scale tiny --nnodes 2` completes the change" in record.getMessage()
 
 
 @pytest.mark.parametrize("read", READS)

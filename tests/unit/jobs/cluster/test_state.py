@@ -199,6 +199,28 @@ def test_a_folder_that_is_nearly_full_is_posted() -> None:
     assert without.space == ()
 
 
+@pytest.mark.parametrize(
+    ("posted", "expected"),
+    [
+        ({"outputFreeBytes": "25", "outputSizeBytes": "100", "outputSeconds": "60.5"}, [(25, 100, 60.5)]),
+        ({"outputFreeBytes": "25", "outputSizeBytes": "100"}, [(25, 100, None)]),
+        ({"outputFreeBytes": "101", "outputSizeBytes": "100"}, []),
+        ({"outputFreeBytes": "25"}, []),
+        ({"outputFreeBytes": "-1", "outputSizeBytes": "1e400"}, []),
+    ],
+)
+def test_how_full_the_output_folder_is(posted: dict[str, str], expected: list[tuple[int, int, float | None]]) -> None:
+    """Also while there is room; values that cannot be true are left out."""
+    job = trainjob()
+    metrics = [{"name": name, "value": value} for name, value in posted.items()]
+    job["status"]["trainerStatus"] = {"lastUpdatedTime": "2026-11-23T10:02:00Z", "metrics": metrics}
+    found = of(job, pod(0), pod(1)).progress
+    assert found is not None
+    assert [(one.free_bytes, one.size_bytes, one.remaining_s) for one in found.space] == expected
+    assert not any(one.is_low for one in found.space)
+    assert not found.train_metrics
+
+
 def test_progress_that_openshift_ai_has_read() -> None:
     job = trainjob()
     text = json.dumps({"currentStep": 7, "totalSteps": 10, "trainMetrics": {"loss": 0.25}, "evalMetrics": None})

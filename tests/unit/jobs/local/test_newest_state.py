@@ -31,7 +31,7 @@ def test_what_is_newer_is_chosen(image: Path) -> None:
     found = choose(str(image), OLD)
     assert found.image == str(image)
     assert f"from {image}" in found.why
-    assert "the newest checkpoint, of step 3, is older" in found.why
+    assert "the newest checkpoint (step 3) is older" in found.why
     assert choose(str(image), None).image == str(image)
     found = choose(str(image), NEW)
     assert found.image is None

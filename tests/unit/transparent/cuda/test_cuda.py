@@ -41,7 +41,7 @@ def write_nvidia_smi(folder: Path) -> None:
     path.write_text(
         f'#!/bin/sh\ncase "$*" in\n*query-gpu=uuid*) echo {_OLD}; echo {_NEW};;\n'
         "*query-gpu=memory.used*) echo 500; echo 70;;\n"
-        "*query-compute-apps*) echo '11, 300'; echo '12, [N/A]';;\nesac\n"
+        "*query-compute-apps*) echo '11, 300'; echo '12, [N/A]'; echo '13, 40'; echo '13, 50';;\nesac\n"
     )
     path.chmod(0o755)
 
@@ -274,7 +274,7 @@ def test_gpus_take_the_place_of_others() -> None:
     third = _OLD.replace("a", "c")
     assert gpus.places_for([_OLD, _NEW], [_NEW, third, _OLD]) == {}
     assert gpus.places_for([_OLD, _NEW], [_NEW, third]) == {_NEW: _NEW, _OLD: third}
-    with pytest.raises(FreezeError, match=r"2 GPUs, and this one has 1.*nothing was restored"):
+    with pytest.raises(FreezeError, match=r"2 GPUs, and this machine has 1.*nothing was restored"):
         gpus.places_for([_OLD, _NEW], [third])
 
 
@@ -282,6 +282,7 @@ def test_what_nvidia_smi_reports(tmp_path: Path) -> None:
     """The GPUs, and the memory of processes; in a container the driver knows other numbers, and all memory counts."""
     assert gpus.gpu_uuids() == (_OLD, _NEW)
     assert gpus.used_bytes([11]) == 300 << 20
+    assert gpus.used_bytes([11, 13]) == 390 << 20  # process 13 has memory on two GPUs
     assert gpus.used_bytes([11, 12]) == 570 << 20
 
 

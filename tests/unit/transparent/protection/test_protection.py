@@ -114,7 +114,10 @@ def test_a_key_is_of_one_file_of_one_image(tmp_path: Path, *, is_encrypted: bool
         ImageProtection(salt=b"t" * 32, is_encrypted=is_encrypted, key=_KEY).of_file("part-0/core-1.img"),
     ]
     for other in others:
-        with pytest.raises(ImageError, match="without its key"), ProtectedFile(tmp_path / "file", other) as file:
+        with (
+            pytest.raises(ImageError, match="does not have the image's key"),
+            ProtectedFile(tmp_path / "file", other) as file,
+        ):
             file.read(0, 6)
     assert protection(False).key != protection(True).key
 

@@ -1,4 +1,4 @@
-"""What the commands about process images share: their options, and how they open images and describe them."""
+"""Parts that the commands about process images share: options, the opening of images, and descriptions of images."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -20,8 +20,8 @@ ImageArgument = Annotated[
     str,
     typer.Argument(
         metavar="IMAGE",
-        help="An image, such as images/image-3 or s3://bucket/images/image-3; or the location of the images, for the "
-        "newest one.",
+        help="An image, such as images/image-3 or s3://bucket/images/image-3; or a location of images, for the "
+        "newest image in it.",
     ),
 ]
 Place = Annotated[
@@ -59,10 +59,10 @@ def opened(
 
 
 def location_only(place: str) -> str:
-    """`place`, which must be a location of images.
+    """Return `place` after a check that it is a location of images.
 
     Raises:
-        UsageError: it names a single image.
+        UsageError: `place` names a single image.
     """
     require_packages()
     from safepoint.transparent.images.opening import parse_images
@@ -76,7 +76,10 @@ def location_only(place: str) -> str:
 
 
 def key_facts(manifest: "ImageManifest", location: "ImageLocation") -> tuple[str | None, str]:
-    """The identifier of the key of an image, and words for it."""
+    """The identifier of the key of an image, and a description of the key.
+
+    Without a key, these are None and `none`.
+    """
     facts = manifest.protection
     if facts is None:
         return None, "none"
@@ -85,7 +88,7 @@ def key_facts(manifest: "ImageManifest", location: "ImageLocation") -> tuple[str
 
 
 def page_progress(title: str, all_bytes: int | None) -> Callable[[int], None] | None:
-    """Show how much is done, if the whole is known."""
+    """A function that shows the progress on a terminal; None if `all_bytes` is not known."""
     if all_bytes is None:
         return None
     line, done = ProgressLine(title), 0

@@ -45,7 +45,7 @@ def freeze(
         typer.Option(
             "--to",
             metavar="LOCATION",
-            help="Where the image is made: a folder, or a prefix in an object store.",
+            help="Where to store the image: a folder, or a prefix in an object store.",
             show_default="for a job, a folder that is deleted with the job",
         ),
     ] = None,
@@ -61,20 +61,22 @@ def freeze(
 ) -> None:
     """Freeze a job, or a process and all its child processes, into an image.
 
-    All processes of a job are stopped at one moment, on all nodes. A frozen job is suspended: `safepoint thaw` lets
-    it go on in the middle of a step, and `safepoint resume` continues from its newest checkpoint.
+    All processes of a job are stopped at the same moment, on all nodes. Without --leave-running, the job is then
+    suspended: `safepoint thaw` continues the job in the middle of a step. `safepoint resume` does the same if the
+    image is newer than all checkpoints; otherwise it continues from the newest checkpoint.
 
-    The image holds the memory of the processes, with all passwords in it. In a folder, only root can read it. It is
-    authenticated with your own key, or with the key in --key, so that `safepoint thaw` detects every change. An image
-    can use pages of older images in the same location instead of storing them again. `safepoint images show` names
-    the images that an image needs: keep them. If something fails, the processes run on, and there is no image.
+    The image holds the memory of the processes, with all passwords in it. If the image is in a folder, only root can
+    read the image. It is authenticated with your own key, or with the key in --key, so that `safepoint thaw` detects
+    every change. An image can use pages of older images in the same location instead of storing them again.
+    `safepoint images show` names the images that an image needs: keep them. If something fails, the processes
+    continue to run, and there is no image.
 
     A job of a cluster can be frozen if it was submitted with --freeze-as-last-resort. Its pod makes the image in the
-    output location, and `safepoint resume` lets it go on from there in another pod.
+    output location, and `safepoint resume` continues the job from this image in another pod.
 
-    Exit codes: 1 a process cannot be frozen, and all run on; 10 there is no such job or process; 11 another process
-    writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root, or the
-    driver of a GPU that a process uses has no checkpoint API; or the pods of the job cannot make images.
+    Exit codes: 1 a process cannot be frozen, and all continue to run; 10 there is no such job or process; 11 another
+    process writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root,
+    or a process uses a GPU, and the driver of the GPU has no checkpoint API; or the pods of the job cannot make images.
     """
     if (job is None) == (pid is None) or (pid is not None and to is None):
         raise UsageError("name a job, or a process with --pid PID and --to LOCATION; nothing was frozen")
@@ -117,10 +119,10 @@ def freeze(
         "is_running": leave_running,
         "staged_in": "memory" if found.is_in_memory else "disk",
     }
-    after = "they run on" if leave_running else "they were ended"
+    after = "still running" if leave_running else "then ended"
     lines = [
-        f"{location.where(manifest.name)}: {plural(num_processes, 'process')}, "
-        f"{format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory; {after}",
+        f"{location.where(manifest.name)}: {plural(num_processes, 'process')} with "
+        f"{format_bytes(raw_bytes(manifest))} of memory, stored in {format_bytes(manifest.size_bytes)}; {after}",
         f"frozen for {format_duration(found.frozen_s)}; raw pages were written to {document['staged_in']} first",
     ]
     if manifest.sources:
@@ -170,32 +172,31 @@ def thaw(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A job on this machine; or an image, such as images/image-3 or s3://bucket/images/image-3; or the "
-            "location of the images, for the newest one.",
+            help="A job on this machine; or an image, such as images/image-3 or s3://bucket/images/image-3; or a "
+            "location of images. From a location, the newest image is restored.",
             autocompletion=complete_job,
         ),
     ],
     trust: Annotated[
         bool,
-        typer.Option(
-            "--trust", help="Also restore an image that was not made with your key, or with the key in --key."
-        ),
+        typer.Option("--trust", help="Restore the image even if it was made with another key, or without a key."),
     ] = False,
     key: KeyOption = None,
     connection: Connection = None,
     as_json: Json = False,
 ) -> None:
-    """Restore the processes of a job or of an image; they go on where they were frozen.
+    """Restore the processes of a job or of an image; they continue where they were frozen.
 
     If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
 
-    The whole image is checked first. Restoring runs the program in the image as you, so an image that was not made
-    with your key is refused. With --trust it is restored: use --trust only for images of people whom you trust. If a
-    process number in the image is in use on this machine, the processes are restored in a new PID namespace.
+    The whole image is checked first. The restored program runs with your rights. So the command accepts only images
+    that were made with your own key. With --key, it accepts only images that were made with the key in FILE. With
+    --trust, it also restores other images: use --trust only for images of people whom you trust. If a process number
+    in the image is in use on this machine, the processes are restored in a new PID namespace.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
-    or other jobs use its CPUs or GPUs; 14 the image is damaged; 16 this machine has no CRIU 4.2 or newer, you are not
-    root, or this machine cannot restore the memory of GPUs.
+    or other jobs use its CPUs or GPUs; 14 the image is damaged, or was made with another key; 16 this machine has no
+    CRIU 4.2 or newer, you are not root, or this machine cannot restore the memory of GPUs.
     """
     from safepoint.transparent.criu.program import find_criu
 
@@ -231,4 +232,4 @@ def thaw(
         + (" in a new PID namespace" if tree.in_namespace else "")
         for tree, part in zip(trees, manifest.parts, strict=True)
     ]
-    print_answer(as_json, document, lines if job is None else [f"job {job} goes on", *lines])
+    print_answer(as_json, document, lines if job is None else [f"job {job} continues", *lines])

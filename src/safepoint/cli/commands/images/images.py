@@ -111,7 +111,7 @@ def verify(
     """Check one image, or all images of a location.
 
     Without --deep, only the manifests, the tables of pages and the sizes of files are checked. With the key of an
-    image, the command detects every change in what it checks, also a change that was made on purpose. An encrypted
+    image, the command detects every change in the checked parts, even a change that was made on purpose. An encrypted
     image cannot be checked without its key. Exit code 14: an image is damaged, or there is no image.
     """
     documents: list[dict[str, Any]] = []
@@ -158,10 +158,11 @@ def prune(
 ) -> None:
     """Delete the images that --keep does not select, and that no kept image needs.
 
-    These images always stay: the newest one, the newest valid one, damaged ones, in a folder those that are being
-    read, and all images that one of these needs. In an object store it is not known what is being read. Images that
-    state another key than yours, or than that of --key, stay, too. Images without protection are counted separately.
-    Exit code 11: an image is being written to the location. Exit code 13: an image could not be deleted.
+    These images always stay: the newest one, the newest valid one, damaged ones, and all images that one of these
+    needs. In a folder, images that are being read also stay. In an object store it is not known what is being read.
+    Images that state another key than the key of this command (yours, or the key in --key) also stay. Images without
+    protection are counted separately. Exit code 11: an image is being written to the location. Exit code 13: an image
+    could not be deleted.
     """
     try:
         policies = parse_policies(keep)
@@ -185,7 +186,8 @@ def prune(
     }
     word = "would be deleted" if dry_run else "deleted"
     lines = [f"{location.where(one.name)}: {word} ({format_bytes(one.size_bytes)})" for one in found.deleted]
-    lines += [f"{name} stays, because a kept image needs it, or may need it" for name in found.needed]
+    need = "may need" if found.unreadable else "needs"
+    lines += [f"{name} stays, because a kept image {need} it" for name in found.needed]
     lines += [f"{name} cannot be read: it may need all older images, so they stay" for name in found.unreadable]
     others = found.of_other_keys
     lines += [f"{name} states another key than yours, and stays: name its key with --key" for name in others]
@@ -204,7 +206,7 @@ def copy(
         str,
         typer.Argument(
             metavar="SRC",
-            help="An image, such as images/image-3; or the location of the images, for all complete ones.",
+            help="An image, such as images/image-3; or a location of images, for all complete images in it.",
         ),
     ],
     target: Annotated[str, typer.Argument(metavar="DST", help="The location to copy to. Images keep their names.")],
@@ -240,7 +242,10 @@ def copy(
 
 
 def _complete(location: "ImageLocation") -> list[str]:
-    """The complete images: their manifests and files exist, and those of the images that they need exist, too."""
+    """The names of the complete images.
+
+    An image is complete if its manifest and its files exist, and the manifests and files of all images that it needs.
+    """
     found: list[str] = []
     for name in location.names():
         with contextlib.suppress(ImageError):

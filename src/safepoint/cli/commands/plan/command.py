@@ -1,4 +1,4 @@
-"""The class of the commands of `safepoint plan`: it refuses values that are empty."""
+"""The class of the commands of `safepoint plan`. It refuses empty values."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -11,8 +11,8 @@ from safepoint.errors import UsageError
 class PlanCommand(TyperCommand):
     """A command whose arguments and options must not be empty or blank.
 
-    An empty value usually is a variable of the shell that is not set. A plan of the current folder, or a plan without
-    the option, would be a wrong answer to what was asked.
+    An empty value usually comes from a shell variable that is not set. If empty values were accepted, the user would
+    get the plan of the current folder, or a plan without the option.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -27,7 +27,7 @@ class PlanCommand(TyperCommand):
                 name = parameter.metavar if is_argument else max(parameter.opts, key=len)
                 raise UsageError(
                     f"{name} is empty; nothing was computed",
-                    hint=f"give {name} a value, or leave it out; if it is a shell variable, the variable is not set",
+                    hint=f"give {name} a value, or leave it out; if the value is a shell variable, set this variable",
                 )
         return super().invoke(ctx)
 

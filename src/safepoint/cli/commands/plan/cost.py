@@ -60,7 +60,8 @@ def cost(
         typer.Option(
             "--for",
             metavar="JOB",
-            help="Compute what this job lost, from its history, and what it would have lost with other saves.",
+            help="Read the history of this job. Compute what the job lost, and what it would have lost without "
+            "checkpoints, or with periodic saves only.",
             autocompletion=complete_job,
             show_default="a month under each policy",
         ),
@@ -81,7 +82,8 @@ def cost(
         ),
     ] = None,
     blocking: Annotated[
-        str, time('Time that a save takes if the training waits for it (the two policies "periodic").')
+        str,
+        time('Time for which the training waits for a save, with the policies "periodic" and "periodic and JIT".'),
     ] = "10m",
     stall: Annotated[str, time("Time for which a save of Safepoint delays the training.")] = "0.01s",
     durable: Annotated[
@@ -93,7 +95,8 @@ def cost(
         bool,
         typer.Option(
             "--example",
-            help="Print the example of Red Hat's article: its figures, and the same figures by the formulas.",
+            help="Print the example of Red Hat's article: the figures in the article, and the figures that the "
+            "formulas give.",
         ),
     ] = False,
     on: OnOfJob = None,
@@ -104,10 +107,11 @@ def cost(
 
     Without --for, the command compares a month under four policies: no checkpoints; periodic checkpoints; periodic
     checkpoints and a save on SIGTERM (JIT, just in time); and Safepoint's snapshots in memory with JIT. The defaults
-    are those of Red Hat's article on just-in-time checkpoints. Money has the currency of --price.
+    of --interruptions, --job, --blocking and --notice-save come from Red Hat's article on just-in-time checkpoints.
+    Money has the currency of --price.
 
-    Exit codes: 0 the costs are printed; 2 an option is invalid, or no work would survive; 10 there is no such job, or
-    it has not trained.
+    Exit codes: 0 the costs are printed; 2 an option is invalid, or the interruptions leave no time for productive
+    work; 10 there is no such job, or it has not trained.
     """
     amount("--price", price)
     interval_s = None if interval is None else duration("--interval", interval, least_s=0.001)
@@ -124,7 +128,7 @@ def cost(
         refuse_ignored(
             context,
             _OF_A_MONTH,
-            "cannot be used with --for: the interruptions of the job and what they cost are in its history",
+            "cannot be used with --for: the history of the job has its interruptions and their costs",
             "leave out one of the two",
         )
         with open_jobs(on, namespace, for_) as jobs:
@@ -135,7 +139,7 @@ def cost(
         if not history.trained_s and not history.interruptions:
             why = "its history has no training" if is_here else "the events that the cluster keeps have no steps"
             raise NotFoundError(
-                f"what job {name} lost cannot be computed: {why}",
+                f"the losses of job {name} cannot be computed: {why}",
                 hint="without --for, the command computes a month under each policy",
             )
         _print_history(name, history, price, interval_s or 3600.0, as_json=as_json)
@@ -179,7 +183,7 @@ def cost(
     notes = endless_note(found, situation)
     notes += [
         f"{loss.policy}: the interval is {time_text(loss.interval_s)} in place of {interval}: each save waits until "
-        "the one before it is durable (--durable)"
+        "the previous save is durable (--durable)"
         for loss in found
         if interval_s is not None and interval_s < loss.interval_s < math.inf
     ]
@@ -297,5 +301,5 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
 
 
 def _signed(seconds: float) -> str:
-    """The duration. If it is negative, because another policy would have lost less, it begins with a minus sign."""
+    """The duration as text. A negative duration begins with a minus sign: another policy would have lost less."""
     return f"-{time_text(-seconds)}" if seconds < 0 else time_text(seconds)

@@ -1,4 +1,4 @@
-"""How the plans write their figures for people: one function for each kind of figure.
+"""The text of figures in the plans, for people: one function for each kind of figure.
 
 docs/planning.md states the same conventions. JSON has seconds, bytes and shares from 0 to 1 instead.
 """
@@ -38,24 +38,26 @@ def speed_text(bytes_per_s: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share from 0 to 1 in percent, with two decimals, or two digits if it is small: `98.83 %`, `0.0042 %`."""
+    """A share from 0 to 1 in percent, with two decimals, or with two digits if it is small: `98.83 %`, `0.0042 %`."""
     value = 100 * share
     return f"{value:.2g} %" if 0.0001 <= abs(value) < 0.1 else f"{value:.2f} %"
 
 
 def percent_range_text(share: float, half_width: float) -> str:
-    """A share in percent and half of its confidence interval: `98.15 ± 0.88 %`; without the interval if it is not
-    finite."""
+    """A share in percent and the half width of its confidence interval: `98.15 ± 0.88 %`.
+
+    If the half width is not finite, the text has the share only.
+    """
     return f"{100 * share:.2f}{range_text(100 * half_width, 2)} %"
 
 
 def range_text(half_width: float, digits: int) -> str:
-    """Half of a confidence interval, after a figure: ` ± 0.88`; empty if one trial has none."""
+    """The half width of a confidence interval, to append to a figure: ` ± 0.88`; empty if it is not finite."""
     return f" ± {half_width:.{digits}f}" if math.isfinite(half_width) else ""
 
 
 def hours_text(hours: float) -> str:
-    """Hours for a column whose head says so: `15.2`."""
+    """A number of hours, for a column whose head names the unit: `15.2`."""
     return f"{hours:,.1f}"
 
 
@@ -76,5 +78,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def remarks(warnings: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """The last lines of an answer: what is outside of a formula's range, and what a reader has to know besides."""
+    """The last lines of an answer: its warnings and its notes."""
     return aligned([*(["warning", text] for text in warnings), *(["note", text] for text in notes)])

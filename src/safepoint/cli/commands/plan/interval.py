@@ -60,19 +60,19 @@ def interval(
     notice_restart: Annotated[
         str | None,
         time(
-            "Time from an announced interruption until the ranks train again, with the save on SIGTERM.",
+            "Time from an announced interruption until the ranks train again. It includes the save on SIGTERM.",
             otherwise="as --restart",
         ),
     ] = None,
     ranks_restart: Annotated[
         str | None,
-        time("Time from an interruption that ends only ranks until they train again.", otherwise="as --restart"),
+        time("Like --restart, for interruptions that end training processes only.", otherwise="as --restart"),
     ] = None,
     snapshot_every: Annotated[
         str | None,
         time(
             "Training time between two snapshots that stay in memory and do not become checkpoints.",
-            otherwise="only saves take snapshots",
+            otherwise="no such snapshots",
         ),
     ] = None,
     snapshot_stall: Annotated[str, time("Time for which such a snapshot delays the training.")] = "0s",
@@ -88,8 +88,8 @@ def interval(
     interruption that ends training processes only (--ranks-only) loses the work since the newest snapshot in memory.
     Any other interruption loses the work since the newest complete checkpoint.
 
-    Exit codes: 0 the plan is printed; 2 an option is invalid, or no work would survive; 13 the picture cannot be
-    written.
+    Exit codes: 0 the plan is printed; 2 an option is invalid, or the interruptions leave no time for productive work;
+    13 the picture cannot be written.
     """
     stall_s = duration("--stall", stall)
     texts = {"durable": durable, "copied": copied}
@@ -146,8 +146,8 @@ def interval(
     )
     best_s = best_interval_s(times, interruptions)
     at_best = productive_share(best_s, times, interruptions)
-    # Without a best interval, or with saves after each step, the answer shows what intervals around the mean time
-    # between interruptions cost. The store has to be able to follow these too.
+    # If there is no best interval, or if a save after each step is best, the table has intervals around the mean time
+    # between interruptions. No interval in the table is shorter than the time that the store needs for a save.
     is_regular = SHORTEST_STEP_S < best_s < math.inf
     middle_s = best_s if is_regular else max(interruptions.between_s, times.durable_lag_s)
     rows = [_row(middle_s * factor, times, interruptions, at_best) for factor in _FACTORS]
@@ -156,7 +156,7 @@ def interval(
     notes: list[str] = []
     if len(rows) < len(_FACTORS):
         notes.append(
-            f"no interval is shorter than {time_text(times.durable_lag_s)}: each save waits until the one before it "
+            f"no interval is shorter than {time_text(times.durable_lag_s)}: each save waits until the previous save "
             "is durable"
         )
     document: dict[str, Any] = {

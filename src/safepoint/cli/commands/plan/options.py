@@ -32,22 +32,22 @@ _AS_MODEL = "as in the failure model"
 
 
 def time(what: str, *, otherwise: str | None = None) -> Any:
-    """An option that is a time, such as `10m`; `otherwise` says what applies without it."""
+    """An option that is a time, such as `10m`. `otherwise` is the text that the help shows as the default."""
     return _option("TIME", what, otherwise)
 
 
 def rate_of_model(what: str) -> Any:
-    """An option that is a rate, such as `4/week`, and replaces that of the failure model."""
+    """An option that is a rate, such as `4/week`. It replaces the rate of the failure model."""
     return _option("RATE", what, _AS_MODEL)
 
 
 def time_of_model(what: str) -> Any:
-    """An option that is a time, and replaces that of the failure model."""
+    """An option that is a time. It replaces the time of the failure model."""
     return _option("TIME", what, _AS_MODEL)
 
 
 def share_of_model(what: str) -> Any:
-    """An option that is a share from 0 to 1, and replaces that of the failure model."""
+    """An option that is a share from 0 to 1. It replaces the share of the failure model."""
     return _option("SHARE", what, _AS_MODEL)
 
 
@@ -64,21 +64,21 @@ Announced = Annotated[
     float,
     typer.Option(
         metavar="SHARE",
-        help="Share of the interruptions, from 0 to 1, that begin with a SIGTERM early enough for a save.",
+        help="Share of the interruptions that begin with a SIGTERM early enough for a save: a number from 0 to 1.",
     ),
 ]
 RanksOnly = Annotated[
     float,
     typer.Option(
         metavar="SHARE",
-        help="Share of the interruptions, from 0 to 1, that end training processes only, and not their machine: the "
-        "newest snapshot in memory survives.",
+        help="Share of the interruptions that end only training processes: a number from 0 to 1. In these "
+        "interruptions, the machine continues, so the newest snapshot in its memory stays usable.",
     ),
 ]
 Restart = Annotated[str, time("Time from an interruption until the ranks train again.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Svg = Annotated[
-    str | None,  # a Path would make the current folder of an empty value
+    str | None,  # not a Path: with an empty value, it would be the current folder
     typer.Option(
         "--svg",
         metavar="FILE",
@@ -89,10 +89,10 @@ Svg = Annotated[
 
 
 def inputs_line(context: typer.Context, *, leave_out: Collection[str] = ()) -> str:
-    """The values that a plan was computed with, defaults included, as they are typed: `--mtbf 4h --stall 2s`.
+    """The options of a plan with their values, as on a command line: `--mtbf 4h --stall 2s`. Defaults are included.
 
     Args:
-        context: the call.
+        context: the context of the command.
         leave_out: names of parameters that change nothing in this call.
     """
     found: list[str] = []
@@ -108,16 +108,16 @@ def inputs_line(context: typer.Context, *, leave_out: Collection[str] = ()) -> s
 
 
 def refuse_ignored(context: typer.Context, options: Mapping[str, str], reason: str, hint: str) -> None:
-    """Refuse options of the command line that would change nothing. Defaults of the user's settings do not count.
+    """Refuse options on the command line that would change nothing. Values from settings files are not refused.
 
     Args:
-        context: the call.
+        context: the context of the command.
         options: the options by the names of their parameters.
-        reason: why OPTION has no effect, such as "is for announced interruptions, and --announced is 0".
+        reason: why an option has no effect, such as "is for announced interruptions, and --announced is 0".
         hint: what to do.
 
     Raises:
-        UsageError: one of them is on the command line.
+        UsageError: one of the options is on the command line.
     """
     for name, option in options.items():
         source = context.get_parameter_source(name)
@@ -129,7 +129,7 @@ def duration(option: str, text: str, *, least_s: float = 0.0) -> float:
     """The seconds of a time such as `10m`, for the option of this name.
 
     Raises:
-        UsageError: it is not a time, is 0 although it may not be, or is longer than a century.
+        UsageError: `text` is not a time, is less than `least_s`, or is longer than a hundred years.
     """
     try:
         value = parse_duration(text)
@@ -146,10 +146,10 @@ def duration(option: str, text: str, *, least_s: float = 0.0) -> float:
 
 
 def share(option: str, value: float) -> float:
-    """A share from 0 to 1.
+    """Check that a value is a share from 0 to 1, and return it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the value is not from 0 to 1.
     """
     if not 0 <= value <= 1:
         hint = f"{value:g} % is {value / 100:g}" if 1 < value <= 100 else "0.25 is a quarter of all interruptions"
@@ -161,21 +161,21 @@ def check_shares(announced: float, ranks_only: float) -> None:
     """Check `--announced` and `--ranks-only`, which are shares of the same interruptions.
 
     Raises:
-        UsageError: one is not a share, or both are more than 1 together.
+        UsageError: one of the two is not a share, or their sum is more than 1.
     """
     if share("--announced", announced) + share("--ranks-only", ranks_only) > 1 + 1e-9:
         raise UsageError(
-            f"--announced {announced:g} and --ranks-only {ranks_only:g} are more than 1 together, and are shares "
-            "of the same interruptions",
+            f"--announced {announced:g} and --ranks-only {ranks_only:g} are shares of the same interruptions, and "
+            "their sum is more than 1",
             hint="reduce one of them",
         )
 
 
 def amount(option: str, value: float, *, most: float = 1e12) -> float:
-    """A finite number from 0 to `most`.
+    """Check that a value is a finite number from 0 to `most`, and return it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the value is not such a number.
     """
     if not (math.isfinite(value) and 0 <= value <= most):
         raise UsageError(f"{option} {value:g} is not a number from 0 to {most:g}", hint=f"for example {option} 55")
@@ -183,10 +183,10 @@ def amount(option: str, value: float, *, most: float = 1e12) -> float:
 
 
 def per_second(option: str, text: str) -> float:
-    """The rate of `4/week` or `1/month`, per second.
+    """A rate such as `4/week` or `1/month`, converted to a number per second.
 
     Raises:
-        UsageError: it is not a rate.
+        UsageError: `text` is not a rate, or is more than one per second.
     """
     match = _RATE.fullmatch(text.strip().lower())
     period_s = _PERIODS.get(match[2].removesuffix("s")) if match else None
@@ -205,14 +205,14 @@ def size(option: str, text: str) -> int:
     """The bytes of a size such as `4G`, from 1 byte to 1 EB.
 
     Raises:
-        UsageError: it is not a size.
+        UsageError: `text` is not such a size.
     """
     try:
         value = parse_bytes(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}", hint=f"for example {option} 4G") from error
     if not 0 < value <= 10**18:
-        raise UsageError(f"{option} {text!r} is not a size from 1 byte to 1E", hint=f"for example {option} 4G")
+        raise UsageError(f"{option} {text!r} is not a size from 1 byte to 1 EB", hint=f"for example {option} 4G")
     return value
 
 
@@ -220,7 +220,7 @@ def write_picture(path: str, picture: str) -> str:
     """Write the picture, and return a line about it.
 
     Raises:
-        StorageError: the file cannot be written, or there is something else than a file.
+        StorageError: the file cannot be written, or the path exists and is not a regular file.
     """
     write_file(Path(path), picture.encode(), option="--svg")
     return f"the picture is in {path}"

@@ -1,7 +1,7 @@
-"""Where the formulas of the plans have no answer, or one that hardly means anything.
+"""Checks whether the formulas of the plans have an answer for the inputs, and whether the answer is meaningful.
 
 If nothing can be computed, a function raises UsageError. If a figure is outside of the range of its formula, or the
-inputs contradict what the formula assumes, a function returns warnings, which are in the answer.
+inputs contradict what the formula assumes, a function returns warnings. The answer contains these warnings.
 """
 
 import math
@@ -16,10 +16,10 @@ from safepoint.planning.failures import Hazard, between_s
 from safepoint.planning.policies import OnNotice, Policy
 
 LEAST_SHARE = 5e-6
-"""A smaller productive share is none: 26 seconds of work in two months."""
+"""A smaller productive share counts as none: it is less than 26 seconds of work in two months."""
 _HALF = 0.5
 _YOUNG_RANGE = 0.1
-"""Young's formula is at most a fifth too long for stalls below this share of the mean time."""
+"""If the stall is below this share of the mean time, Young's interval is at most a fifth too long."""
 _FEW_INTERRUPTIONS = 10
 _RESTART = "most restarts are interrupted before the ranks train again"
 _SAVE = "most saves are interrupted before they are durable"
@@ -36,17 +36,17 @@ _CONSEQUENCES = {
     "--copied": "most interruptions come before the snapshot is complete",
     "--snapshot-every": "most interruptions come before the first snapshot",
     "--snapshot-stall": "most interruptions come before the training continues after a snapshot",
-    "--step": "most steps are interrupted before they end, and a save needs the end of a step",
+    "--step": "most steps are interrupted before they end, and Safepoint saves only at the end of a step",
 }
 
 
 def longer(values: Mapping[str, float | None], between: str, mean_s: float) -> list[str]:
-    """A warning for each option that is longer than the mean time between interruptions.
+    """A warning for each option whose time is longer than the mean time between interruptions.
 
     Args:
-        values: seconds by option.
-        between: what the mean time is called, such as `--mtbf`.
-        mean_s: the mean seconds between interruptions.
+        values: the seconds of each option; None if the option is not set.
+        between: the name of the mean time in the warning, such as `--mtbf`.
+        mean_s: the mean time between interruptions, in seconds.
     """
     return [
         f"{option} ({time_text(value)}) is longer than {between} ({time_text(mean_s)}): {_CONSEQUENCES[option]}"
@@ -62,13 +62,13 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
     """Warnings about the inputs and the figures of `plan interval`.
 
     Args:
-        times: what a save and a restart cost.
+        times: the times of saves and restarts.
         interruptions: how often the training is interrupted.
-        best_s: the best interval.
-        at_best: the productive share with it.
+        best_s: the best interval, in seconds.
+        at_best: the productive share with the best interval.
 
     Raises:
-        UsageError: no work survives with any interval.
+        UsageError: even with the best interval, the interruptions leave no time for productive work.
     """
     mean_s = interruptions.between_s
     values = {
@@ -91,7 +91,9 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
             "--mtbf: his interval is too long"
         )
     if times.stall_s >= 2 * mean_s:
-        found.append("Daly's formula is for a --stall of less than twice --mtbf: from there on, it is --mtbf itself")
+        found.append(
+            "Daly's formula is for a --stall of less than twice --mtbf: with a longer --stall, it gives --mtbf itself"
+        )
     every_s = times.snapshot_every_s
     if every_s is not None and times.snapshot_stall_s > every_s:
         found.append(
@@ -101,7 +103,7 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
     if every_s is not None and math.isfinite(best_s) and every_s >= best_s:
         found.append(
             f"--snapshot-every ({time_text(every_s)}) is not shorter than the best interval ({time_text(best_s)}): "
-            "these snapshots protect nothing that saves do not protect"
+            "the saves protect the same work without these snapshots"
         )
     return [*found, *_low(at_best, "even with the best interval")]
 
@@ -128,7 +130,7 @@ def cost_warnings(situation: Situation, found: Collection[Loss]) -> list[str]:
     """Warnings about the inputs and the figures of a month.
 
     Raises:
-        UsageError: no work survives under any policy with saves.
+        UsageError: under every policy with saves, the interruptions leave no time for productive work.
     """
     mean_s = situation.interruptions.between_s
     with_saves = [loss for loss in found if loss.policy != "no checkpoints"]
@@ -145,8 +147,8 @@ def cost_warnings(situation: Situation, found: Collection[Loss]) -> list[str]:
     if situation.interval_s is not None and situation.interval_s >= situation.job_s:
         warnings.append(
             f"--interval ({time_text(situation.interval_s)}) is not shorter than --job "
-            f"({time_text(situation.job_s)}): the job ends before its first periodic save. The figures are those of "
-            "a job that is longer"
+            f"({time_text(situation.job_s)}): the job ends before its first periodic save. The figures are for a "
+            "longer job"
         )
     return warnings
 
@@ -172,8 +174,8 @@ def check_step(step_s: float, duration_s: float) -> None:
     """
     if step_s > duration_s:
         raise UsageError(
-            f"--step ({time_text(step_s)}) is longer than --days ({time_text(duration_s)}): no step would end, and a "
-            "save needs the end of a step; nothing was computed",
+            f"--step ({time_text(step_s)}) is longer than --days ({time_text(duration_s)}): no step would end, and "
+            "Safepoint saves only at the end of a step; nothing was computed",
             hint="check the unit of --step: s, m, h or d",
         )
 
@@ -191,11 +193,11 @@ def simulation_warnings(
 
     Args:
         platform: the machines.
-        costs: of a commit, by the number of ranks.
+        costs: the cost of a commit, by the number of ranks.
         hazards: the interruptions, by the number of ranks.
-        policies: that are compared.
-        duration_s: for how long the job runs.
-        waiting_s: in the queue after a preemption.
+        policies: the policies to compare.
+        duration_s: how long the job runs, in seconds.
+        waiting_s: the mean time in the queue after a preemption, in seconds.
     """
     found: list[str] = []
     for option, seconds in (
@@ -230,7 +232,7 @@ def simulation_warnings(
             seen.add("save")
     found += [
         f"{policy.name} saves every {time_text(policy.fixed_interval_s)}, and the job runs for "
-        f"{time_text(duration_s)} (--days): it makes no periodic save"
+        f"{time_text(duration_s)} (--days): this policy makes no periodic save"
         for policy in policies
         if policy.fixed_interval_s is not None and policy.fixed_interval_s >= duration_s
     ]
@@ -245,18 +247,19 @@ def simulation_notes(
     duration_s: float,
     num_trials: int,
 ) -> list[str]:
-    """What a reader of a simulation has to know.
+    """The notes for a reader of a simulation.
 
     Args:
         hazards: the interruptions, by the number of ranks.
-        needed_s: from an announcement until everything is durable, by the number of ranks and the policy's name.
-        policies: that are compared.
-        duration_s: for how long the job runs.
-        num_trials: how many jobs are simulated.
+        needed_s: the seconds from an announcement until everything is durable, by the number of ranks and the
+            policy's name.
+        policies: the policies to compare.
+        duration_s: how long the job runs, in seconds.
+        num_trials: the number of simulated jobs.
     """
     notes: list[str] = []
     if num_trials == 1:
-        notes.append("one trial has no confidence interval: give --trials 2 or more for one")
+        notes.append("one trial has no confidence interval: give --trials 2 or more to get an interval")
     rare = [
         count
         for count, of_count in hazards.items()

@@ -1,8 +1,8 @@
-"""What `plan storage --for` says: TrainingArguments in a file, or a job with its newest checkpoint.
+"""Reads the source that `plan storage --for` names: a file with TrainingArguments, or a job and its checkpoint.
 
-A job of this machine or of a cluster is read as far as its records go: its specification, the arguments of its
-program, its progress, and the manifest of its newest checkpoint. What the checkpoint shows takes precedence over
-the arguments. If a part cannot be read, the answer has a warning, and is computed without that part.
+The records of a job on this machine or on a cluster are its specification, the arguments of its program, its
+progress, and the manifest of its newest checkpoint. If the checkpoint and the arguments differ, the checkpoint takes
+precedence. If a record cannot be read, the answer is computed without it, and has a warning.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from safepoint.settings.run_settings import RunSettings
 def read_for(
     text: str | None, *, on: str | None, namespace: str | None, known: Container[str]
 ) -> tuple[Given, ModelShape | None]:
-    """What `--for` says, and the model of the job, if it is known.
+    """The settings from the source that `--for` names, and the model of the job; None if the model is not known.
 
     Args:
         text: the value of `--for`.
@@ -44,11 +44,11 @@ def read_for(
         known: the fields of `Given` that options on the command line set.
 
     Raises:
-        UsageError: the file is invalid, or a place is named and there is no job.
+        UsageError: the file is invalid, or a place is given although `text` names no job.
         NotFoundError: there is no such job.
     """
     path = Path(text or "")
-    # A folder with the name of a job, such as its output folder, is no file with arguments: the job is meant.
+    # If a folder has the name of a job, as the job's output folder may have, `text` means the job.
     is_job = text is not None and not (os.path.isfile(text) or "/" in text or path.suffix == ".json")
     if not is_job and (on is not None or namespace is not None):
         what = "--for names no job" if text is None else f"--for {text[:200]} is a file"
@@ -81,7 +81,7 @@ def _of_job(jobs: JobPlace[Any], name: str) -> tuple[Given, ModelShape | None]:
     keep = _kept(settings, given.keep)
     notes = (*unknown, *given.notes)
     if keep is None and settings.keep:
-        notes = (*notes, f"how many checkpoints stay with --keep {settings.keep} of {job.name} is not known")
+        notes = (*notes, f"it is not known how many checkpoints stay with --keep {settings.keep} of {job.name}")
     given = dataclasses.replace(
         given,
         keep=keep,
@@ -102,23 +102,23 @@ def _of_job(jobs: JobPlace[Any], name: str) -> tuple[Given, ModelShape | None]:
 
 
 def _kept(settings: RunSettings, stated: int | None) -> int | None:
-    """How many checkpoints stay; None if that is not known, or if they are kept for another reason than their age."""
+    """The number of checkpoints that stay; None if it is not known, or if a policy is not `newest=N`."""
     policies = parse_policies(settings.keep)
     newest = [one.count for one in policies if isinstance(one, KeepNewest)]
     if len(newest) < len(policies):
         return None
     if settings.save_total_limit is not None:
         newest.append(settings.save_total_limit)
-    # The options of the run replace what the script sets.
+    # The options of the run replace the settings of the script.
     return max(newest) if newest else stated
 
 
 def _of_cluster(
     jobs: JobPlace[Any], job: Job
 ) -> tuple[RunSettings, tuple[str, ...], int | None, str | None, tuple[str, ...]]:
-    """The options, the arguments, the ranks and the model's address of a job on a cluster, as far as it has them.
+    """The known facts about a job on a cluster: its options, its arguments, its ranks, and the address of its model.
 
-    The last value has what is not known.
+    The last value has notes about facts that are not known.
     """
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
     from safepoint.jobs.cluster.records.submitted_record import read_submitted
@@ -142,7 +142,7 @@ def _of_cluster(
 def _of_arguments(
     given: Given, arguments: tuple[str, ...], *, code: Path | None, uri: str | None, name: str
 ) -> tuple[Given, ModelShape | None]:
-    """Add what the arguments of the program say, and the model that they name."""
+    """Add the settings from the arguments of the program, and find the model that the arguments name."""
     stated = read_job_arguments(arguments, code=code)
     given = dataclasses.replace(
         given,
@@ -166,7 +166,8 @@ def _of_arguments(
 
 
 def _checkpoints_of(jobs: JobPlace[Any], job: Job) -> tuple[Inventory | None, tuple[str, ...]]:
-    """The checkpoints of a job; None if they are not known yet, or only pods can reach them, and then why."""
+    """The checkpoints of a job, and notes. The checkpoints are None if their location is not known yet, or if only
+    pods can reach it; in the second case, a note says so."""
     output = jobs.output_of(job)
     if isinstance(jobs, LocalJobs):
         if output is None:
@@ -185,7 +186,7 @@ def _checkpoints_of(jobs: JobPlace[Any], job: Job) -> tuple[Inventory | None, tu
 
 
 def _of_checkpoint(given: Given, model: ModelShape | None, inventory: Inventory) -> tuple[Given, ModelShape | None]:
-    """Add what the newest complete checkpoint shows."""
+    """Add the facts that the newest complete checkpoint shows."""
     from safepoint.cli.location_argument import pick
 
     item = pick(inventory, None)

@@ -1,4 +1,4 @@
-"""`safepoint plan simulate`: a cluster that does not exist, with its interruptions, under different policies."""
+"""`safepoint plan simulate`: simulates the interruptions of a job on a cluster, under different policies."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ _RANKS = "8,64,512,4096,16384,65536,131072"
 _MOST_RANKS = 10_000_000
 _MOST_COUNTS = 64
 _MOST_INTERRUPTIONS = 30_000_000
-"""About two minutes on one core."""
+"""The maximum number of interruptions to simulate. They take about two minutes on one core."""
 
 
 def simulate(
@@ -87,7 +87,7 @@ def simulate(
     machine_failures: Annotated[str | None, rate_of_model("How often each machine fails, such as 2/year.")] = None,
     ranks_only: Annotated[
         float | None,
-        share_of_model("Share of the machines' failures, from 0 to 1, that end training processes only."),
+        share_of_model("Share of the machines' failures that end only training processes: a number from 0 to 1."),
     ] = None,
     rack_failures: Annotated[str | None, rate_of_model("How often each rack fails as a whole.")] = None,
     machines_per_rack: Annotated[int, typer.Option(metavar="N", help="Machines in each rack.")] = 16,
@@ -101,17 +101,17 @@ def simulate(
     ] = None,
     reclaim_notice: Annotated[
         str | None,
-        time_of_model("Time from the cloud's announcement that it takes a machine back until the machine is gone."),
+        time_of_model("Time between the cloud's announcement of a reclaim and the loss of the machine."),
     ] = None,
     svg: Svg = None,
     as_json: Json = False,
 ) -> None:
     """Simulate a job on many machines, with interruptions.
 
-    A policy is what a program does about interruptions, such as hf-hourly: Hugging Face's Trainer, with a save every
-    hour. For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its
-    95 % confidence interval (±). The ETTR is the share of productive work in the time for which the job had its
-    machines. The answer also has the cost of a commit of Safepoint for each number of ranks.
+    A policy is a program with its rules for saves, such as hf-hourly: Hugging Face's Trainer, with a save every hour.
+    For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its 95 %
+    confidence interval (±). The ETTR is the share of productive work in the time for which the job had its machines.
+    The answer also has the cost of a commit of Safepoint for each number of ranks.
 
     A time has a unit: s, m, h or d. A rate has a period, such as 4/week. Sizes are written as in Kubernetes, such as
     4G. The cost of a save with each program comes from benchmarks. The same seed gives the same result.
@@ -149,7 +149,7 @@ def simulate(
     _count("--trials", trials, 100_000)
     duration_s = days * DAY_S
     check_step(platform.step_s, duration_s)
-    # A trial takes as long as some interruptions, even if it has none.
+    # The simulation of a trial without interruptions takes as long as the simulation of 50 interruptions.
     expected = sum(
         trials * len(chosen) * (50 + duration_s / between_s(model.hazards(platform.machines(count))))
         for count in counts
@@ -237,7 +237,7 @@ def _model(
 
 
 def _refuse_ignored(context: typer.Context, model: FailureModel) -> None:
-    """Refuse options about interruptions that the model does not have."""
+    """Refuse options for kinds of interruptions that the model does not have."""
     of_machines, racks = model.machine_per_day, model.rack_per_day
     preemptions, reclaims = model.preemptions_per_day, model.reclaims_per_day
     announced = preemptions + of_machines * model.maintenance_share

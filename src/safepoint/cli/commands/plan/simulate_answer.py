@@ -30,19 +30,19 @@ _NAMES = {"name", "source"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What was simulated, and what came out.
+    """A simulation: its inputs and its results.
 
     Args:
         model: the interruptions.
         platform: the machines.
-        seed: of the random numbers.
-        trials: simulated jobs for each number of ranks and policy.
-        days: how long a job runs.
+        seed: the seed of the random numbers.
+        trials: the number of simulated jobs for each number of ranks and each policy.
+        days: how long a job runs, in days.
         hazards: the interruptions, by the number of ranks.
-        results: the trials and the ETTR by the closed form, by the number of ranks and the policy's name.
-        costs: of a commit, by the number of ranks.
-        warnings: what is outside of the range of the model.
-        notes: what a reader has to know besides.
+        results: the result of the trials, and the ETTR by the formula; by the number of ranks and the policy's name.
+        costs: the cost of a commit, by the number of ranks.
+        warnings: a warning for each input or figure that is outside of the range of the model.
+        notes: other facts that a reader has to know.
     """
 
     model: FailureModel
@@ -168,7 +168,7 @@ def _row(name: str, simulated: Simulated, expected: float, *, waits: bool) -> li
 
 
 def _shown(name: str) -> str:
-    """The name of a policy; one that no program offers yet has a star, which a note explains."""
+    """The name of a policy. A star marks a policy that no program offers yet; a note explains the star."""
     return name if POLICIES[name].exists else f"{name} *"
 
 
@@ -192,7 +192,7 @@ def _commits(simulation: Simulation) -> list[str]:
 
 
 def _interruptions(model: FailureModel) -> str:
-    """The rates of the model with the options, as mean times."""
+    """The interruptions of the model as text. Rates are written as mean times."""
     found: list[str] = []
     if model.machine_per_day:
         parts = [f"each machine fails every {_every(model.machine_per_day)}"]
@@ -209,7 +209,8 @@ def _interruptions(model: FailureModel) -> str:
     if model.preemptions_per_day:
         found.append(
             f"a queue preempts the job every {_every(model.preemptions_per_day)}, "
-            f"{_announced(model.preemption_notice_s)}, and it waits for {time_text(model.waiting_s)} on average"
+            f"{_announced(model.preemption_notice_s)}, and the job then waits for {time_text(model.waiting_s)} on "
+            "average"
         )
     if model.reclaims_per_day:
         found.append(
@@ -246,7 +247,7 @@ def _job(platform: Platform) -> str:
 
 
 def picture_of(simulation: Simulation) -> str:
-    """The ETTR over the number of ranks, a curve for each policy."""
+    """A picture of the ETTR by the number of ranks, with a curve for each policy."""
     results = simulation.results
     names = next(iter(results.values()))
     series = [

@@ -39,8 +39,8 @@ def storage(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="The config.json of a model, or the folder of a model. Not needed with --params, or with --for and "
-            "a job that names its model.",
+            help="The config.json of a model, or the folder of a model. Not needed with --params. With --for, "
+            "not needed if the job names its model.",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +78,7 @@ def storage(
         typer.Option(
             metavar="TYPE",
             help="Type of the weights: bf16, fp16 or fp32.",
-            show_default="the model's, or fp32 if it states none; bf16 with --params",
+            show_default="the type that the model states; fp32 if it states none; bf16 with --params",
         ),
     ] = None,
     mixed: Annotated[
@@ -114,7 +114,7 @@ def storage(
         typer.Option(
             metavar="NAMES",
             help="With --lora-rank: the modules that get an adapter, such as q_proj,v_proj, or all-linear.",
-            show_default="those that PEFT chooses for the model",
+            show_default="the modules that PEFT chooses for the model",
         ),
     ] = None,
     quantized: Annotated[
@@ -207,12 +207,12 @@ def storage(
 ) -> None:
     """Compute the disks, memory and time for checkpoints of a model.
 
-    The command reads the shape of the model and no weights. It computes the size of a checkpoint with the strategy
-    and the optimizer, the disk space that a node needs, and how long a save, an upload and a resume take.
+    The command reads the shape of the model and no weights. For the given strategy and optimizer, it computes the
+    size of a checkpoint, the disk space that a node needs, and the times of a save, an upload and a resume.
 
     OpenShift AI's documents have a formula for the disk space of a pod. The output has one row for each term of this
-    formula. The column DOCUMENTS has the value that the formula gives, and the column SAFEPOINT has what Safepoint
-    needs.
+    formula. The column DOCUMENTS has the value that the formula gives, and the column SAFEPOINT has the space that
+    Safepoint needs.
 
     Exit codes: 0 the plan is printed; 2 an option or the model is invalid; 10 there is no such job; 13 the file of
     --svg cannot be written.
@@ -245,7 +245,7 @@ def storage(
             )
         unused = {"--grace": grace, "--step-time": step_time, "--store-keep": store_keep, **_unused_speeds(speeds)}
         passed = [option for option, value in unused.items() if value is not None]
-        # The JSON document also has the whole plan of the first layout, which they change.
+        # These options change the plan of the first layout. The JSON document contains this plan.
         if passed and not as_json:
             raise UsageError(
                 f"{passed[0]} is for the plan of one layout, and --compare does not show it; nothing was computed",
@@ -303,8 +303,7 @@ def storage(
     warnings = [*given.notes, *warnings_of(plan), *_slow(speeds)]
     if layouts is not None and given.measured_bytes is not None:
         notes.append(
-            f"the size of the checkpoint that {given.source} has is not used, because this checkpoint has another "
-            "layout"
+            f"the size of the checkpoint of {given.source} is not used, because this checkpoint has another layout"
         )
     document = document_of(plan, source=given.source, warnings=warnings, notes=notes)
     lines = lines_of(plan, source=given.source, warnings=warnings, notes=notes)
@@ -321,7 +320,7 @@ def storage(
 
 
 def _or(option: _T | None, given: _T | None, default: _T) -> _T:
-    """The option, or what `--for` gives, or the default."""
+    """The value of the option; without it, the value from `--for`; without both, the default."""
     if option is not None:
         return option
     return default if given is None else given
@@ -344,7 +343,7 @@ def _positive(option: str, value: int | None, *, most: int, least: int = 1) -> i
 
 
 def _slots(option: int | None, given: int | None) -> int | None:
-    """As `RunSettings` checks them."""
+    """The number of snapshots from the option; without it, from `--for`. `RunSettings` has the same limits."""
     if option is not None and not 0 <= option <= 8:
         raise UsageError(
             f"--snapshot-slots {option} is invalid; nothing was computed", hint="--snapshot-slots must be from 0 to 8"
@@ -364,7 +363,7 @@ def _strategy(name: str | None) -> Strategy | None:
 
 
 def _seconds(option: str, text: str | None) -> float | None:
-    """A time with a unit, as for the other plans, or a number of seconds."""
+    """The seconds of a time with a unit, or of a number without a unit; None without a text."""
     if text is None:
         return None
     try:
@@ -385,7 +384,7 @@ def _unused_speeds(speeds: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def _slow(speeds: Mapping[str, str | None]) -> list[str]:
-    """Notes about speeds that lack their unit: 68 is 68 bytes in a second."""
+    """Warnings about speeds whose unit is probably missing: `68` means 68 bytes in a second."""
     return [
         f"{option} {text[:60]} is {text[:60]} bytes in a second: did you mean {text[:60]}M?"
         for option, text in speeds.items()

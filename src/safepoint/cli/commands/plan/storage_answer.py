@@ -50,7 +50,7 @@ def lines_of(plan: StoragePlan, *, source: str, warnings: Sequence[str] = (), no
 
 
 def warnings_of(plan: StoragePlan) -> list[str]:
-    """What is probably a mistake in the inputs: a shape that no model has, and times of weeks."""
+    """Warnings about probable mistakes in the inputs: an unusual shape of the model, or a time longer than a week."""
     found = [plan.run.model.doubt] if plan.run.model.doubt else []
     times = plan.times
     for option, seconds, what in (
@@ -69,11 +69,12 @@ def warnings_of(plan: StoragePlan) -> list[str]:
 
 
 def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
-    """What the reader has to know about the plan.
+    """The notes for a reader of the plan.
 
     Args:
         plan: the plan.
-        is_keep_assumed: whether neither an option nor `--for` says how many checkpoints stay on the disk.
+        is_keep_assumed: whether the number of checkpoints on the disk is a default, because no option and no source
+            in `--for` states it.
     """
     run, training = plan.run, plan.run.training
     notes: list[str] = []
@@ -93,8 +94,8 @@ def notes_of(plan: StoragePlan, *, is_keep_assumed: bool) -> list[str]:
             )
     if training.strategy.is_zero and training.optimizer.name not in {"adamw", "sgd", "sgd-momentum"}:
         notes.append(
-            f"ZeRO keeps {plural(training.optimizer.moments, 'value')} of 32 bits for each trained parameter with "
-            f"{training.optimizer.name}, and the parameter itself in 32 bits"
+            f"with {training.optimizer.name}, ZeRO keeps {plural(training.optimizer.moments, 'value')} of 32 bits "
+            "for each trained parameter, and the parameter itself in 32 bits"
         )
     return notes
 
@@ -148,7 +149,7 @@ def _checkpoint(plan: StoragePlan) -> str:
 
 
 def _files(plan: StoragePlan) -> str:
-    """The kinds of files that make up most of a checkpoint; JSON has all of them."""
+    """The largest kinds of files in a checkpoint, as text. JSON lists all kinds."""
     total = sum(group.total_bytes for group in plan.groups)
     largest = [group for group in plan.groups if group.total_bytes >= _SHOWN_SHARE * total]
     shown = [
@@ -373,7 +374,7 @@ def layout_document(layout: LayoutPlan) -> dict[str, Any]:
 
 
 def picture_of(drawn: Sequence[tuple[str, StoragePlan]]) -> str:
-    """The terms of the first pod as bars, of the documents and of Safepoint, for each plan."""
+    """A picture with two bars for each plan: the terms of the first pod by the documents, and by Safepoint."""
     found: list[Bar] = []
     for prefix, plan in drawn:
         pod = plan.first_pod

@@ -1,11 +1,11 @@
 """Finds the objects that Safepoint made for jobs: config maps, Secrets and runtimes.
 
 A label does not prove that Safepoint made an object: a person who may change only metadata can add the label to any
-object. So an object counts as made by Safepoint only if its name is one that Safepoint derives for the job, and if it
-has the following feature of its kind, which such a person cannot change:
+object. So an object counts as made by Safepoint only if it has a name that Safepoint derives for the job, and a
+feature that such a person cannot change. Each kind has its own feature:
 
 - a config map has the digest of its content in its name;
-- a Secret has a type of Safepoint's, which Kubernetes never changes;
+- a Secret has the type that Safepoint uses; Kubernetes never changes the type of a Secret;
 - a runtime has the grace period that its name states.
 
 Objects that already belong to the job's TrainJob are included too, because the cluster deletes them with the TrainJob
@@ -41,7 +41,8 @@ def job_of(item: Object) -> str:
 
 
 def labelled(api: ClusterApi, labels: str = JOB_LABEL) -> list[tuple[str, Object]]:
-    """The objects with the label of a job and a name that Safepoint derives for it, as pairs of kind and metadata.
+    """The objects with the label of a job and a name that Safepoint derives for this job, as pairs of kind and
+    metadata.
 
     Another person may have made some of these objects; `is_made` checks one object. A kind that you may not list is
     left out.

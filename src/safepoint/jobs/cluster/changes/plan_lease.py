@@ -1,8 +1,8 @@
 """The lease of a plan: while a command carries out a plan, other commands do not carry out steps of it.
 
-Without the lease, a command that only reads the jobs could stop the job while `scale` waits for the save that it has
-requested. The lease is an annotation of the TrainJob that keeps the plan, and has to be renewed. So if the command is
-killed, another one can continue after `_LASTS_S`. All times are those of the API server's clock.
+Without the lease, a command that only reads the jobs could stop the job while `scale` still waits for a save. The
+lease is an annotation of the TrainJob that keeps the plan. The command renews its lease regularly. So if the command
+is killed, another command can continue after `_LASTS_S`. All times are from the API server's clock.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from safepoint.jobs.cluster.objects import Object, at, name_of, texts, uid_of
 from safepoint.jobs.cluster.spec import DOMAIN
 
 LEASE = f"{DOMAIN}/lease"
-"""The annotation with the lease: as JSON, a random name of the holder, and when the holder has last renewed it."""
+"""The annotation with the lease. It is JSON: a random name of the holder, and the time of the last renewal."""
 _LASTS_S, _RENEW_S, _AGAIN_S = 30.0, 8.0, 1.0
 
 
@@ -43,7 +43,7 @@ def _holder(document: Object, now_s: float) -> str | None:
 
 
 class PlanLease:
-    """The lease that one command may have. At the end of the `with` block, the command releases it.
+    """The lease of one command. At the end of the `with` block, the command releases the lease.
 
     Args:
         api: the API of the cluster, in the namespace of the plan.
@@ -105,7 +105,8 @@ class PlanLease:
         return True
 
     def _is_own(self, document: Object) -> bool:
-        """Whether the lease is this command's; also True if the lease has only expired."""
+        """Whether this command holds the lease. True also if the lease has expired, and no other command has taken
+        it."""
         with contextlib.suppress(ValueError, RecursionError):
             found: Any = json.loads(texts(document, "metadata", "annotations").get(LEASE, ""))
             return at(found, "holder") == self._holder

@@ -1,4 +1,4 @@
-"""The plan to change a job's number of nodes, which is stored in a TrainJob. This module sends no requests.
+"""The plan to change a job's number of nodes. A TrainJob stores the plan. This module sends no requests.
 
 For the change, a new TrainJob, the *successor*, replaces the old TrainJob; see `successor`. The plan is a text in an
 annotation, and the name of the TrainJob has the digest of this text. A plan is carried out only if its digest is in
@@ -20,8 +20,8 @@ ENDED = f"{DOMAIN}/ended"
 gets these notes as annotations. Without this annotation, the old TrainJob may still run."""
 
 _NO_QUEUE = "no-queue.safepoint.dev"
-"""The name of a queue that does not exist. Without the name of a queue, Kueue would put the TrainJob into the queue
-`default`, if the namespace has one, and would start it."""
+"""The name of a queue that does not exist. If the TrainJob named no queue, Kueue would put it into the queue
+`default` of the namespace, if there is such a queue, and would start it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Plan:
         old_uid: the uid of the TrainJob to replace.
         num_nodes: the new number of nodes.
         actor: the user who requested the change.
-        planned: the new TrainJob, without notes about the end of the old one.
+        planned: the new TrainJob, without notes about the end of the old TrainJob.
         notes: the notes about the end of the old TrainJob; None while that TrainJob may still run.
     """
 
@@ -61,7 +61,7 @@ class Plan:
 
 
 def plans_among(trainjobs: Iterable[Object]) -> list[Plan]:
-    """The plans that these TrainJobs keep, oldest first, without plans that are not carried out.
+    """The plans in these TrainJobs that may be carried out, oldest first.
 
     A plan is not carried out if another person has changed it, or if its TrainJob is being deleted. (A finalizer
     could keep such a TrainJob for ever.)
@@ -123,7 +123,7 @@ def read_plan(item: Object) -> Plan | None:
 
 def _read_notes(text: str | None) -> dict[str, str] | None:
     """The notes for the successor; None if `text` is None. Another person may have changed the notes, so invalid
-    ones are dropped."""
+    notes are dropped."""
     if text is None:
         return None
     try:

@@ -24,7 +24,7 @@ MARK = f"{DOMAIN}/submission"
 """The annotation of a TrainJob with a random text, which differs for each `submit`."""
 _log = logging.getLogger("safepoint")
 _ORPHAN_S = 600
-"""An object without an owner is deleted when it is older than this many seconds, and its job does not exist."""
+"""An object without an owner is deleted if its job does not exist, and the object is older than this many seconds."""
 _COLLECTED_WITHIN_S, _LOOK_S = 30.0, 0.5
 
 
@@ -35,8 +35,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         AlreadyExistsError: there is a TrainJob of this name.
         AccessDeniedError: you may not create one of the objects, or may not make the TrainJob their owner.
         TransientError: the cluster did not answer: the TrainJob may exist, or the cluster may create it later.
-        KeyboardInterrupt: the user has interrupted this process. The objects that were created are deleted,
-            unless the cluster may still carry out a request that got no answer.
+        KeyboardInterrupt: the user has interrupted this process. The objects that were created are deleted. They stay
+            only if the cluster may still carry out a request that got no answer.
     """
     made: list[tuple[str, Object]] = []
     requested: tuple[str, Object] | None = None
@@ -56,7 +56,7 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
         requested = None
         if is_left:
             own_left(api, job, kinds=set(KINDS) - {"configmaps"})
-        # The objects get an owner, because otherwise they would stay when the job is deleted.
+        # Objects without an owner would stay when the job is deleted.
         own(api, job, reversed(manifests.before))
     except KeyboardInterrupt:
         _undo(api, made, unanswered=requested)
@@ -78,8 +78,8 @@ def create_job(api: ClusterApi, manifests: Manifests) -> Object:
 def _create_unless_left(api: ClusterApi, kind: str, item: Object) -> Object | None:
     """Create an object of a job. Returns None if a killed `submit` has left the same object.
 
-    If the object belongs to a job that was deleted, the cluster is about to delete the object too. So wait until it
-    is gone, and create it then.
+    If the object belongs to a job that was deleted, the cluster is about to delete the object too. So wait until the
+    object is gone, and then create a new object.
 
     Raises:
         ConflictError: there is an object of this name with another content.
@@ -108,7 +108,8 @@ def _undo(api: ClusterApi, made: list[tuple[str, Object]], *, unanswered: tuple[
     Args:
         api: the API of the cluster, in the namespace of the jobs.
         made: what was created.
-        unanswered: the object whose request got no reply, so that it may exist; None if there is no such object.
+        unanswered: the object that may exist, because the request to create it got no reply; None if there is no such
+            object.
     """
     with contextlib.suppress(SafepointError):
         if unanswered is not None:
@@ -159,7 +160,7 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
 
 
 def _marked(trainjob: Object) -> Object:
-    """The TrainJob with a random mark, by which it is recognized if the answer to its creation is lost."""
+    """The TrainJob with a random mark. If the answer to its creation is lost, the mark shows who created it."""
     metadata = trainjob["metadata"]
     notes = {**texts(metadata, "annotations"), MARK: secrets.token_hex(8)}
     return {**trainjob, "metadata": {**metadata, "annotations": notes}}
@@ -174,7 +175,7 @@ def _check_content(wanted: Object, found: Object) -> None:
     if _differs(wanted, found):
         kind, name = wanted["kind"], name_of(wanted)
         raise ConflictError(
-            f"the {kind} {name} exists already, and its content is not that of this job; nothing was submitted",
+            f"the {kind} {name} exists already, with another content than this job needs; nothing was submitted",
             hint="find out who made it; then delete it, or submit the job under another name",
         )
 
@@ -194,7 +195,8 @@ def own(api: ClusterApi, owner: Object, made: Iterable[tuple[str, Object]], *, b
         api: the API of the cluster, in the namespace of the jobs.
         owner: the TrainJob.
         made: kinds and objects.
-        beside: another TrainJob that also owns them. The cluster deletes the objects when neither exists.
+        beside: another TrainJob that also owns the objects; None for no further owner. The cluster deletes the
+            objects when both TrainJobs are gone.
     """
     owners = [owner] if beside is None else [beside, owner]
     for kind, item in made:
@@ -218,7 +220,7 @@ def own_left(api: ClusterApi, job: Object, *, kinds: Collection[str] = KINDS) ->
 
     `repair` looks for them only while a config map has no owner. A killed `submit` may have made the config map of a
     job that is submitted again. This config map is about to get an owner, and after that `repair` would not look for
-    the other objects. When a job is deleted, the config map itself may have no owner yet.
+    the other objects. `delete` calls this function too, because the config map itself may have no owner yet.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
@@ -233,7 +235,7 @@ def own_left(api: ClusterApi, job: Object, *, kinds: Collection[str] = KINDS) ->
 def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
     """Whether the TrainJob with this uid, its JobSet and its pods are gone.
 
-    What you may not read of these is not checked.
+    A JobSet or pods that you may not read are not checked.
     """
     job = api.find("trainjobs", name)
     if job is not None:
@@ -249,7 +251,7 @@ def is_gone(api: ClusterApi, name: str, uid: str) -> bool:
 def repair(api: ClusterApi) -> frozenset[str] | None:
     """Attach objects without an owner to their job. If the job does not exist, delete them after ten minutes.
 
-    Only objects that Safepoint made are changed or deleted, see `made_objects`.
+    Only objects that Safepoint made are changed or deleted; see `made_objects`.
 
     The config map of a job is the first object that is created for it, and the last one that gets its owner. So if
     all config maps have owners, all other objects have owners too, and one request is enough to find that out.

@@ -3,8 +3,8 @@
 The old TrainJob cannot be changed, because Kubernetes refuses changes of `spec.trainer`. Until the successor exists,
 the cluster keeps a plan for it (`plans`) in a further TrainJob. This further TrainJob is suspended and does nothing.
 The plan is kept in a TrainJob so that only people who may create TrainJobs can create a plan. The command that wrote
-the plan carries it out, and holds its lease meanwhile (`plan_lease`). When the lease is free, other commands carry
-out the next steps. Each step may be carried out twice without harm. The steps are:
+the plan carries the plan out, and holds the lease of the plan meanwhile (`plan_lease`). When the lease is free, other
+commands carry out the next steps. Each step may be carried out twice without harm. The steps are:
 
 1. Write the plan: the uid of the old TrainJob, and the whole successor, which is made from the old TrainJob.
 2. Stop the old TrainJob, with a checkpoint.
@@ -15,7 +15,7 @@ out the next steps. Each step may be carried out twice without harm. The steps a
    of the objects that were made for the job, and delete the plan.
 
 The notes of step 3 are only shown to people; no decision depends on them. While the old TrainJob exists, each step
-compares the successor with it, and drops a plan that would change more than the number of nodes.
+compares the successor with the old TrainJob, and drops a plan that would change more than the number of nodes.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class Successions:
         return None
 
     def report_changed(self, trainjobs: Iterable[Object]) -> None:
-        """Log a warning for each plan among these TrainJobs that another person has changed, once for each."""
+        """Log one warning for each plan in these TrainJobs that another person has changed."""
         for item in changed_among(trainjobs):
             name, job = name_of(item), texts(item, "metadata", "labels").get(PLAN_LABEL, "")
             if name not in self._reported:
@@ -102,7 +102,7 @@ class Successions:
             old: the job's TrainJob.
             job: the job.
             num_nodes: the new number of nodes.
-            notes: further annotations of the TrainJob that keeps the plan; None for no further ones.
+            notes: further annotations of the TrainJob that keeps the plan; None adds no further annotations.
 
         Raises:
             UsageError: the plan would be larger than the annotations of a TrainJob can be.
@@ -181,8 +181,8 @@ class Successions:
         """Note in the plan how the old TrainJob has stopped, and delete the old TrainJob."""
         notes = json.dumps(_notes_at_end(old, job, plan.actor, plan.num_nodes, now=clock.as_utc(self._api.now_s())))
         self._api.patch("trainjobs", name_of(plan.document), {"metadata": {"annotations": {ENDED: notes}}})
-        # The old TrainJob stays an owner until it is deleted: if a person deletes the plan before that, the objects
-        # of the job, which still exists, have to stay.
+        # The old TrainJob stays an owner until it is deleted. So if a person deletes the plan before that, the
+        # cluster keeps the objects that the old TrainJob needs.
         own(self._api, plan.document, self._made_for(plan), beside=old)
         self._api.delete("trainjobs", plan.job, uid=plan.old_uid)
 
@@ -206,7 +206,7 @@ class Successions:
 
 
 def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
-    """The new TrainJob, made from the old one, which may still run. It resumes from the same checkpoints."""
+    """Make the new TrainJob from the old TrainJob, which may still run. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
     left_out = {SUSPENDED_BY, NODES, RECEIPT, MARK}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}

@@ -1,7 +1,7 @@
-"""Jobs for several releases of Kubeflow Trainer: 2.1 takes `podTemplateOverrides`, later releases `runtimePatches`.
+"""Jobs for several releases of Trainer: 2.1 takes `podTemplateOverrides`, and later releases take `runtimePatches`.
 
-Safepoint asks the API server to refuse unknown fields. Otherwise the API server would drop them, and a job would
-start without its volumes.
+Safepoint asks the API server to refuse unknown fields. Without this request, the API server would drop unknown
+fields, and a job would start without its volumes.
 """
 
 import copy
@@ -87,7 +87,7 @@ def for_trainer_2_1(trainjob: Object) -> Object:
 
 
 def _check_in_no_queue(answer: Object) -> None:
-    """Raise UsageError if Kueue puts the job into a queue although the job names none.
+    """Raise UsageError if Kueue puts the job into a queue, although the job names no queue.
 
     In a namespace with a LocalQueue named `default`, Kueue does this when a TrainJob is created.
 
@@ -97,8 +97,8 @@ def _check_in_no_queue(answer: Object) -> None:
     queue = texts(answer, "metadata", "labels").get(QUEUE_LABEL)
     if queue is not None:
         raise UsageError(
-            f"Kueue would put the job into queue {queue}, because it names no queue, and would remove its volumes, "
-            "because the cluster has Kubeflow Trainer 2.1; nothing was submitted",
+            f"the job names no queue, so Kueue would put it into queue {queue}; Kueue would then remove the job's "
+            "volumes, because the cluster has Kubeflow Trainer 2.1; nothing was submitted",
             hint=f"use a namespace without a LocalQueue named {queue}, or ask the cluster's administrator for "
             "Trainer 2.2 or later",
         )

@@ -1,1 +1,1 @@
-"""What is checked before a job is created: what it needs of the cluster, and the values of its options."""
+"""Checks before a job is created: the objects that the job needs on the cluster, and the values of its options."""

@@ -36,8 +36,8 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
     Args:
         api: the API of the cluster, in the namespace of the jobs.
         spec: the specification of the job.
-        asks: whether to ask the cluster which optional objects you may create, and to make only these. If False, all
-            are made.
+        asks: if True, ask the cluster which optional objects you may create, and make only these. If False, make all
+            objects.
 
     Raises:
         NotFoundError: the runtime, the claim, the Secret, the queue or its priority class does not exist.

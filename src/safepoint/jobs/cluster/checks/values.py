@@ -35,7 +35,7 @@ def check_pod_names(name: str, num_nodes: int, replicated_job: str) -> None:
     Args:
         name: the name of the job.
         num_nodes: the number of its pods.
-        replicated_job: the name of the replicated job of its runtime whose pods train.
+        replicated_job: the name of the replicated job that trains, in the runtime of the job.
     """
     longest = f"{name}-{replicated_job}-0-{num_nodes - 1}{_UNIQUE}"
     if not name[:1].isalpha():
@@ -65,7 +65,8 @@ def check_scaled_names(trainjob: Object, num_nodes: int) -> None:
         if str(at(patch, "manager")).startswith(f"{DOMAIN}/")
         for one in items(patch, *path)
     ]
-    # With Trainer 2.1 there is no patch; the runtimes of Kubeflow call this part `node`.
+    # A TrainJob for Trainer 2.1 has no patch. In Kubeflow's runtimes, the replicated job that trains has the name
+    # `node`.
     check_pod_names(name_of(trainjob), num_nodes, next(iter(parts), "node"))
 
 

@@ -56,10 +56,10 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
-    """Find the node on which the helper has to run, because a claim that only one node may mount is in use there.
+    """Find the node on which the helper has to run: the node on which a claim that only one node may mount is in use.
 
     Returns:
-        The node, or None, and the tolerations of the pods that use such a claim.
+        The node, and the tolerations of the pods that use such a claim. The node is None if no such claim is in use.
     """
     bound: dict[str, tuple[str, str]] = {}
     tolerations: list[Any] = []
@@ -103,7 +103,8 @@ def claims_in(value: Any) -> Iterator[str]:
 
 
 def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...] | None:
-    """The names of the keys in the Secret of a connection; None without a connection, or if you may not read it.
+    """The names of the keys in a connection's Secret; None if `connection` is None, or if you may not read the
+    Secret.
 
     Raises:
         NotFoundError: there is no such Secret.
@@ -117,7 +118,7 @@ def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...]
     if found is None:
         raise NotFoundError(
             f"there is no Secret {connection} in namespace {api.namespace}; nothing was done",
-            hint="`kubectl get secrets` lists the Secrets",
+            hint=f"`kubectl get secrets -n {api.namespace}` lists the Secrets",
         )
     return tuple(sorted(texts(found, "data")))
 

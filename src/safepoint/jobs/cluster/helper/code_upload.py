@@ -1,4 +1,4 @@
-"""Puts the code of a job that is too large for a config map into the job's output location.
+"""Puts a job's code into the job's output location, if the code is too large for a config map.
 
 If only pods can reach the location, a helper writes the code: a short-lived Kubernetes Job that runs one command of
 Safepoint.
@@ -13,14 +13,14 @@ from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.spec import ClusterSpec
 
 _PIECE_BYTES = 900 << 10
-"""The size of the piece in one config map, which holds at most 1 MiB."""
+"""The code is sent in pieces of this size, one in each config map. A config map holds at most 1 MiB."""
 
 
 def put_code(api: ClusterApi, spec: ClusterSpec, code: LargeCode) -> None:
-    """Put the code of a job where its pods read it, unless it is there already.
+    """Put the code of a job into the location from which its pods read it, unless the same code is there already.
 
-    The code is sent to an object store directly. If only pods reach the output location, a helper writes the code
-    there: it gets the code in config maps, which are deleted afterwards.
+    If this machine reaches the location, this machine writes the code. If only pods reach the location, a helper
+    writes the code. The helper gets the code in config maps, which are deleted afterwards.
 
     Raises:
         SafepointError: the code cannot be put there; nothing was submitted.

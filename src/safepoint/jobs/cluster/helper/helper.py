@@ -1,6 +1,6 @@
 """Runs a helper: creates it, reads its answer, moves its deadline while it works, and deletes it.
 
-A helper is a Kubernetes Job with config maps, whose pod runs one command of Safepoint. The answer of a helper is what
+A helper is a Kubernetes Job with config maps. Its pod runs one command of Safepoint. The answer of a helper is what
 the command prints and how the command ends. The pod writes the answer to its log as frames: numbered lines. The Job
 is created before its config maps, and owns them from the start. So if this process is killed, only the Job and
 objects that the Job owns are left. The cluster ends the Job at its deadline, and deletes the Job and these objects
@@ -172,7 +172,7 @@ def _started(api: ClusterApi, job: Object, image: str, say: Callable[[str], None
         if now_s - begun_s > _SAY_AFTER_S and not is_said:
             is_said = True
             what = (
-                "its image may be pulled"
+                "the cluster may be pulling its image"
                 if trouble is None
                 else trouble.error.message.removesuffix("; nothing was done")
             )

@@ -22,7 +22,7 @@ HELPER_LABEL = f"{DOMAIN}/helper"
 """The label of a helper's objects, with the name of its Job."""
 CONTAINER = "safepoint"
 DEADLINE_S = 120
-"""The time limit of a helper, after which the cluster ends it. The process that created it extends the limit."""
+"""After this number of seconds, the cluster ends a helper. The process that created the helper extends this limit."""
 DEFAULT_MEMORY = "2Gi"
 _KEPT_AFTER_END_S = 10
 _USUAL_MEMORY = "256Mi"
@@ -49,12 +49,12 @@ class HelperRequest:
         claims: the names of the claims (volumes) to mount, without repetition.
         is_read_only: whether the command only reads the claims.
         connection: the name of a Secret with the keys of an object store, or None.
-        secret_keys: the names of the keys in this Secret; None if you may not read it.
+        secret_keys: the names of the keys in this Secret; None if you may not read the Secret.
         env: further variables.
-        image: the image of the pod; None for that of a job or a runtime.
+        image: the image of the pod; None for the image of a job or a runtime.
         memory: the limit of the pod's memory, as Kubernetes writes it.
-        pieces: the content of a large file, in order, each for one config map.
-        may_bind: whether a claim without a volume may get one for this helper.
+        pieces: the parts of a large file, in order. Each part gets a config map of its own.
+        may_bind: whether a claim without a volume may get a volume for this helper.
     """
 
     arguments: tuple[str, ...]
@@ -153,8 +153,8 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
             "activeDeadlineSeconds": DEADLINE_S,
             "ttlSecondsAfterFinished": _KEPT_AFTER_END_S,
             "template": {
-                # Keep out the container that a service mesh would add: it never ends, so the Job would not end
-                # either.
+                # This keeps a service mesh from adding a container. Such a container never ends, so the Job would not
+                # end either.
                 "metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}},
                 "spec": pod,
             },
@@ -201,10 +201,10 @@ def _on_node(node: str) -> Object:
 
 
 def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
-    """The variables of the pod: those of the job or runtime, those of the request, and Safepoint's own.
+    """The variables of the pod, from the job or runtime, from the request, and from Safepoint itself.
 
-    The job's or runtime's secrets are left out, and so are its variables for a training. Access keys are references
-    to a Secret.
+    Secrets of the job or runtime are left out, and so are its variables for a training. Access keys are references to
+    a Secret.
     """
     kept: dict[str, str] = {
         str(at(entry, "name")): str(at(entry, "value"))
@@ -236,8 +236,8 @@ def _environment(request: HelperRequest, basis: PodBasis) -> list[Object]:
 def _volumes(name: str, request: HelperRequest, basis: PodBasis) -> tuple[list[Object], list[Object]]:
     """The volumes of the helper's pod, and the mounts of these volumes.
 
-    The volumes are those of the job or runtime (one of them may contain Python), the claims, and the helper's config
-    maps.
+    The pod gets the volumes of the job or runtime (one of them may contain Python), the claims, and the helper's
+    config maps.
     """
     kept = {
         str(at(volume, "name")): copy.deepcopy(volume)

@@ -1,8 +1,8 @@
 """Deletes the checkpoints of a job on a cluster, before the job itself is deleted.
 
-First, the job is stopped, and gets an annotation (`REMOVAL`) which says that some of its checkpoints may be gone. If
-the command is killed before all checkpoints are deleted, the job and its annotation still exist. The same command,
-typed again, deletes the rest.
+First, the job is stopped, and gets the annotation `REMOVAL`. The annotation says that some checkpoints of the job may
+be gone. If the command is killed before all checkpoints are deleted, the job and its annotation still exist. If the
+user runs the command again, it deletes the remaining checkpoints.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
 
     Args:
         name: the name of the job.
-        output: its output location.
-        others: the output locations of all other jobs that have not ended, by name.
+        output: its output location; None if it is unknown.
+        others: the output locations of all other jobs that have not ended, by the name of the job.
 
     Raises:
         ConflictError: the output location is unknown, or another job uses it.

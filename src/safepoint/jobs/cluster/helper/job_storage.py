@@ -62,7 +62,7 @@ class JobStorage:
 def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
     """Where a job saves, according to its config map; see `storage_record`.
 
-    If the job names no output location, the result has none.
+    If the job names no output location, `output` is None.
 
     Raises:
         ConflictError: the location is not certain: another program has submitted the job, or another person has
@@ -78,14 +78,14 @@ def storage_of(api: ClusterApi, trainjob: Object) -> JobStorage:
     map_name = config_map_name(name_of(trainjob), digest)
     files = shipped_files(api.find("configmaps", map_name) or {}) or {}
     if pod_archive.digest_of_files(files) != digest:
-        raise _not_certain(trainjob, f"config map {map_name} is not the one that it was submitted with")
+        raise _not_certain(trainjob, f"config map {map_name} is missing, or was changed after the job was submitted")
     record = read_storage_record(files.get(STORAGE_FILE))
     if record is None or record.job != name_of(trainjob):
         raise _not_certain(trainjob, f"config map {map_name} does not name the location of this job")
     annotated = at(read_record(texts(trainjob, "metadata", "annotations").get(RECORD)), "settings", _OUTPUT)
     for said in (named, record.output if annotated is None else annotated):
         if said != record.output:
-            raise _not_certain(trainjob, f"it was submitted to save to {record.output}, and names {said} now")
+            raise _not_certain(trainjob, f"it was submitted to save to {record.output}, but now names {said}")
     plain = plain_variables(record.env)  # not all variables, because another person may have submitted the job
     return JobStorage(output=record.output, connection=record.connection, env=record.env, env_here=plain)
 
@@ -104,14 +104,14 @@ def secret_values(api: ClusterApi, name: str) -> dict[str, str]:
 
     Raises:
         NotFoundError: there is no such Secret.
-        AccessDeniedError: you may not read it.
+        AccessDeniedError: you may not read the Secret.
         UsageError: a value is not text.
     """
     found = api.find("secrets", name)
     if found is None:
         raise NotFoundError(
             f"there is no Secret {name} in namespace {api.namespace}; nothing was done",
-            hint="`kubectl get secrets` lists the Secrets",
+            hint=f"`kubectl get secrets -n {api.namespace}` lists the Secrets",
         )
     values: dict[str, str] = {}
     for key, text in texts(found, "data").items():
@@ -176,7 +176,8 @@ def open_directly(api: ClusterApi, storage: JobStorage, location: Location) -> I
 
 
 def open_store_of(api: ClusterApi, trainjob: Object) -> Inventory | None:
-    """The checkpoints of a job in its object store; None if it has none, or if only a pod can reach them.
+    """The checkpoints of a job in its object store; None if the job has no output location, or if only a pod can
+    reach the checkpoints.
 
     Raises:
         ConflictError: it is not certain where the job saves, see `storage_of`, or it saves inside its pods.

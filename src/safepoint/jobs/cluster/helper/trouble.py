@@ -32,8 +32,8 @@ class Trouble:
     """Why the pod does not run yet.
 
     Args:
-        error: the exception to raise when the helper is given up.
-        patience_s: how long the trouble may last before the helper is given up. Some troubles pass by themselves.
+        error: the exception to raise if the trouble does not end.
+        patience_s: how long the trouble may last before the exception is raised. Some troubles end by themselves.
     """
 
     error: SafepointError
@@ -45,7 +45,7 @@ def trouble_of(job: Object, pod: Object | None, events: Sequence[Object], *, ima
 
     Args:
         job: the helper's Job.
-        pod: the Job's pod; None before there is one.
+        pod: the Job's pod; None if there is no pod yet.
         events: the events about the Job and the pod, as far as you may read them.
         image: the image of the pod.
     """

@@ -1,6 +1,6 @@
 """Sends a login token with each request. The token comes from the kubeconfig, from a file, or from a program.
 
-A command may run for hours, and a token expires. So when the cluster refuses a token, it is read again.
+A command may run for hours, and a token expires. So when the cluster refuses a token, the token is read again.
 """
 
 import threading
@@ -21,8 +21,8 @@ _UNAUTHORIZED = 401
 class Bearer(httpx2.Auth):
     """Sends a token. If the cluster refuses the token, `read` is called again: the token may have been renewed.
 
-    Several threads can use this object. If several threads were refused with the same token, only one of them calls
-    `read`, because `read` may run a program that asks a person to log in.
+    Several threads can use this object. If the cluster refuses the same token from several threads, only one thread
+    calls `read`, because `read` may run a program that asks a person to log in.
 
     Args:
         what: where the token comes from, for messages.
@@ -88,7 +88,7 @@ def bearer_of(connection: Connection) -> Bearer | None:
 
 
 def _token_of(token: str, now: Callable[[], str | None] | None) -> Callable[[], str]:
-    """Returns a function that returns `token` first, and later what `now` returns, which takes longer."""
+    """Return a function. Its first call returns `token`. Each later call calls `now`, which takes longer."""
     left = [token]
 
     def read() -> str:

@@ -19,7 +19,7 @@ from lightkube.core.exceptions import ConfigError
 from safepoint.foundation.shared_folders.ownership import open_trusted
 
 _MOST_BYTES = 4 << 20
-"""The size limit of a file. The certificate authorities of a machine need about a quarter of it."""
+"""The size limit of a file. A file with all certificate authorities of a machine has about a quarter of this size."""
 
 
 def read_login_file(path: str) -> bytes:
@@ -69,9 +69,10 @@ def add_certificate(context: ssl.SSLContext, config: SingleConfig) -> None:
 
 @contextlib.contextmanager
 def _in_memory(data: bytes) -> Generator[str]:
-    """The path of a file with this content that has no name, because OpenSSL reads only files.
+    """Yield the path of a file in memory with this content, because OpenSSL reads only files.
 
-    In the temporary folder, another user might be able to replace a folder of this process, and would get the key.
+    The file is not in the temporary folder, because another user might replace a folder of this process there, and
+    get the key.
     """
     with os.fdopen(os.memfd_create("safepoint-login", os.MFD_CLOEXEC), "wb") as file:
         file.write(data)

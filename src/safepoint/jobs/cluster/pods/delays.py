@@ -1,4 +1,4 @@
-"""Why a job has no pods, or a pod does not run yet, and since when. This module sends no requests."""
+"""Finds why a job has no pods, or why a pod does not run yet, and since when. This module sends no requests."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,14 +21,14 @@ _NO_PODS = {
     *("JobCreationFailed", "HeadlessServiceCreationFailed", "PVCCreationFailed"),
     "FailedCreate",
 }
-"""The reasons in those warnings of Trainer, JobSet and the job controller that say that pods cannot be created."""
+"""Trainer, JobSet and the job controller warn with these reasons when they cannot create pods."""
 _NO_VOLUME = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
 _SECONDS = len("2026-01-01T00:00:00")
 _NO_SANDBOX = {"FailedCreatePodSandBox"}
 
 
 def why_no_pods(events: Iterable[Object], pods: Iterable[Object]) -> str:
-    """Why the pods that a job lacks cannot be created; empty without a warning.
+    """Why the missing pods of a job cannot be created; empty if there is no warning.
 
     Args:
         events: the events of the job's objects, oldest first.

@@ -13,11 +13,11 @@ _GPUS = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi")
 
 
 def devices_of(trainer: Any, pods: Sequence[Object]) -> tuple[int | None, int | None]:
-    """The GPUs and the processor cores of each pod; None for each that is not known.
+    """The numbers of GPUs and of processor cores of each pod; None for a number that is not known.
 
     Args:
         trainer: the part `spec.trainer` of the TrainJob, which may state the resources.
-        pods: the pods of the job. They have the resources of the runtime if the TrainJob states none.
+        pods: the pods of the job. They have the resources of the runtime if the TrainJob states no resources.
     """
     found = [at(trainer, "resourcesPerNode")]
     found += [at(node_container(pod), "resources") for pod in training_pods(pods)[:1]]

@@ -22,7 +22,7 @@ _INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 
 
 def is_training_pod(pod: Object) -> bool:
-    """Whether a pod of a job trains; the other pods of a job are those of initializers.
+    """Whether a pod of a job trains. The other pods of a job run initializers.
 
     A runtime may give any name to the replicated job that trains. But Trainer starts the program only in a container
     named `node`.
@@ -56,11 +56,11 @@ def node_of(pod: Object) -> int:
 
 
 def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:
-    """Those of `pods` whose names show that they belong to the job `name`.
+    """Select the pods whose names show that they belong to the job `name`.
 
-    All of `pods` have the label of this job. But everyone who may change the metadata of pods can add this label to
-    any pod. No one can change the name of a pod. JobSet and the job controller derive this name from that of the job:
-    `NAME-node-0-INDEX-abcde`.
+    All of `pods` have the label of this job. But a person who may change the metadata of pods can add this label to
+    any pod. The name of a pod cannot be changed. JobSet and the job controller derive the names of a job's pods from
+    the name of the job: `NAME-node-0-INDEX-abcde`.
     """
     return [pod for pod in pods if _is_own(name, pod)]
 
@@ -82,17 +82,18 @@ def container_status(pod: Object) -> Any:
 
 
 def container_state(pod: Object) -> dict[str, Any]:
-    """The state of this container: a dict with the key `waiting`, `running` or `terminated`; empty if it has none."""
+    """The state of the pod's container that trains: a dict with the key `waiting`, `running` or `terminated`. Empty
+    if the container has no state."""
     return at(container_status(pod), "state") or {}
 
 
 def num_restarts(pod: Object) -> int:
-    """How many times this container has restarted."""
+    """How many times the pod's container that trains has restarted."""
     return number(container_status(pod), "restartCount")
 
 
 def runs_or_is_done(pod: Object) -> bool:
-    """Whether this container runs, or has ended with exit code 0."""
+    """Whether the pod's container that trains runs, or has ended with exit code 0."""
     state = container_state(pod)
     return "running" in state or at(state, "terminated", "exitCode") == 0
 
@@ -177,9 +178,10 @@ def first_cause(pods: Sequence[Object]) -> str:
 
 
 def other_grace(pods: Sequence[Object], grace_s: float) -> str:
-    """A sentence about pods whose grace period is not the one that their Safepoint relies on; empty without any.
+    """A sentence about pods whose grace period is not the grace period that Safepoint in them relies on. Empty if
+    there are no such pods.
 
-    The cluster decides: an admission webhook may change the pods, and a person may change the runtime later.
+    The two can differ: an admission webhook may change the pods, and a person may change the runtime later.
 
     Args:
         pods: the pods of a job.

@@ -1,4 +1,4 @@
-"""Which node of a job a rank runs on. This module sends no requests."""
+"""Finds the node of a job on which a rank runs. This module sends no requests."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def place_of_rank(
 
     Raises:
         NotFoundError: the job has fewer ranks.
-        UsageError: the job has several nodes, and it is not known how many ranks each has.
+        UsageError: the job has several nodes, and it is not known how many ranks each node has.
     """
     ranks_per_node = num_ranks_per_node(trainjob, pods, recorded=recorded)
     if ranks_per_node is None:

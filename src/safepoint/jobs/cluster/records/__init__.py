@@ -1,1 +1,1 @@
-"""What the objects of a job record besides its state: its progress, and what its suspension saved (the receipt)."""
+"""The records in the objects of a job: its progress, its submission, its storage location, and its receipt."""

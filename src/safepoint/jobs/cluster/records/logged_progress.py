@@ -1,7 +1,7 @@
-"""The progress of a job in the output of its first pod, for clusters to which pods cannot post it.
+"""The progress of a job in the output of its first pod, for clusters to which pods cannot post their progress.
 
-This is a guess from texts that are meant for people: the bar and the metrics that the Trainer of transformers prints,
-and Safepoint's own lines. A script may switch them off, or print others. This module sends no requests.
+The progress is guessed from texts for people: the bar and the metrics that the Trainer of transformers prints, and
+Safepoint's own lines. A script may switch these texts off, or print other texts. This module sends no requests.
 """
 
 import ast
@@ -30,7 +30,7 @@ def progress_in(lines: Iterable[str]) -> Progress | None:
     state = State.TRAINING
     for line in lines:
         written, _, text = line.partition(" ")
-        for part in text[-_MOST_LETTERS:].split("\r"):  # a bar writes over its line
+        for part in text[-_MOST_LETTERS:].split("\r"):  # a progress bar overwrites its own line
             if bar := _BAR.match(part):
                 time, step, total = written, int(bar["step"]), int(bar["total"])
             elif saved := _SAVED.match(part):

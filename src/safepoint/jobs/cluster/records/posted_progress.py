@@ -3,20 +3,30 @@
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from safepoint.jobs.cluster.objects import Object, at, count_of, items, texts
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import Progress, SaveStatistics, SpaceRecord, State
-from safepoint.progress.trainer_status import REPEATED, SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS
+from safepoint.progress.record import OUTPUT_FOLDER, Progress, SaveStatistics, SpaceRecord, State
+from safepoint.progress.trainer_status import (
+    FREE_BYTES,
+    OUTPUT_SECONDS,
+    REPEATED,
+    SAFE_TIME,
+    SAVE_SECONDS,
+    SIZE_BYTES,
+    SPACE_SAVES,
+    SPACE_SECONDS,
+)
 
 
 def progress_of(job: Object, state: JobState) -> Progress | None:
-    """The progress of a job; None if the cluster has none.
+    """The progress of a job; None if the cluster has no progress of the job.
 
-    Either the pods have posted the progress to the status server of Kubeflow Trainer, or OpenShift AI's controller
-    has read it from the pods, and has written it into an annotation of the job.
+    There are two ways. Either the pods post the progress to the status server of Kubeflow Trainer. Or OpenShift AI's
+    controller reads the progress from the pods, and writes it into an annotation of the job.
     """
     status = at(job, "status", "trainerStatus")
     if status is not None:
@@ -45,7 +55,7 @@ def progress_of(job: Object, state: JobState) -> Progress | None:
 _STATES = {JobState.COMPLETE: State.FINISHED, JobState.FAILED: State.FAILED, JobState.SUSPENDED: State.INTERRUPTED}
 _OWN = {
     *("currentStep", "totalSteps", "currentEpoch", "totalEpochs", "loss", "safeStep", "attempt"),
-    *(SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS, REPEATED),
+    *(SAFE_TIME, SAVE_SECONDS, SPACE_SAVES, SPACE_SECONDS, REPEATED, FREE_BYTES, SIZE_BYTES, OUTPUT_SECONDS),
 }
 
 
@@ -67,7 +77,7 @@ def _progress(
         safe_step=count_of(values.get("safeStep")),
         safe_time=_utc(values.get(SAFE_TIME)),
         saves=SaveStatistics(expected_s=values.get(SAVE_SECONDS)),
-        space=_space(count_of(values.get(SPACE_SAVES)), values.get(SPACE_SECONDS)),
+        space=_space(values),
         repeated_steps=count_of(values.get(REPEATED)),
     )
     if remaining_s is None or left <= 0:
@@ -78,11 +88,20 @@ def _progress(
     return replace(progress, step_s=remaining_s / left)
 
 
-def _space(saves_left: int | None, remaining_s: float | None) -> tuple[SpaceRecord, ...]:
-    """The folder that is nearly full, if the pods have posted that there is one."""
-    if saves_left is None and remaining_s is None:
-        return ()
-    return (SpaceRecord(place="folder", saves_left=saves_left, remaining_s=remaining_s, is_low=True),)
+def _space(values: Mapping[str, float | None]) -> tuple[SpaceRecord, ...]:
+    """The free space that the pods have posted: of a folder that is nearly full, and of the output folder. A folder
+    without posted values is left out."""
+    found: list[SpaceRecord] = []
+    saves_left, remaining_s = count_of(values.get(SPACE_SAVES)), values.get(SPACE_SECONDS)
+    if saves_left is not None or remaining_s is not None:
+        found.append(SpaceRecord(place="folder", saves_left=saves_left, remaining_s=remaining_s, is_low=True))
+    free_bytes, size_bytes = count_of(values.get(FREE_BYTES)), count_of(values.get(SIZE_BYTES))
+    if free_bytes is not None and size_bytes is not None and free_bytes <= size_bytes:
+        output_s = values.get(OUTPUT_SECONDS)
+        found.append(
+            SpaceRecord(place=OUTPUT_FOLDER, free_bytes=free_bytes, size_bytes=size_bytes, remaining_s=output_s)
+        )
+    return tuple(found)
 
 
 def number_in(value: object) -> float | None:

@@ -1,8 +1,9 @@
-"""Where a job saves, and with which keys, as a file of its config map. This module sends no requests.
+"""The file in a job's config map that records where the job saves, and with which keys.
 
-Commands that delete checkpoints, or that send keys, read the location from this file and not from the TrainJob. A
-person who may change TrainJobs could replace the location in a TrainJob by that of another job. The config map cannot
-be changed, and the command of the job's pods contains the digest of the config map.
+This module sends no requests. Commands that delete checkpoints, or that send keys, read the location from this file
+and not from the TrainJob. A person who may change TrainJobs could replace the location in a TrainJob by the location
+of another job. The config map cannot be changed, and the command of the job's pods contains the digest of the config
+map.
 """
 
 import json
@@ -70,8 +71,8 @@ def read_storage_record(data: bytes | None) -> StorageRecord | None:
 def _of_store(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that select the region, the account and the certificates of the store.
 
-    All others are dropped, because another person may have submitted the job. A variable such as SAFEPOINT_PACKAGES
-    would run that person's code in a pod of this user.
+    All other variables are dropped, because another person may have submitted the job. A variable such as
+    SAFEPOINT_PACKAGES would run that person's code in a pod of this user.
     """
     return plain_variables(env) | {name: env[name] for name in CERTIFICATES if name in env}
 

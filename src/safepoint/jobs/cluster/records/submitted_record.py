@@ -1,7 +1,7 @@
-"""What the record of a job says about its submission: program, options of the run, ranks, model of the initializer.
+"""The record of a job's submission: program, options of the run, ranks, model of the initializer.
 
-The record is an annotation of the TrainJob, which another person may have changed. So it is used for what is shown,
-and never to decide what is deleted or where keys are sent; see `storage_record` for that.
+The record is an annotation of the TrainJob. Another person may have changed the annotation. So commands use the
+record only for what they show. What is deleted, and where keys are sent, depends on `storage_record`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class SubmittedRecord:
         arguments: the arguments of its program.
         settings: the options of its run; None if they are not valid.
         ranks_per_node: ranks in each pod; None if the runtime decides.
-        model_uri: the `storageUri` of the model that its initializer fetches.
+        model_uri: the `storageUri` of the model that its initializer fetches; None if it fetches no model.
     """
 
     arguments: tuple[str, ...] = ()

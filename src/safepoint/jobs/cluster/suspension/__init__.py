@@ -1,1 +1,1 @@
-"""Stops a job so that nothing is lost: requests a save, checks it, stops the job, and reports what is saved."""
+"""Stops a job so that nothing is lost: requests and checks a save, stops the job, and reports what is saved."""

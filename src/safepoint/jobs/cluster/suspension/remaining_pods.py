@@ -1,4 +1,4 @@
-"""Names the pods that a command waits for. A pod on a node that is gone never ends by itself."""
+"""Logs warnings about the pods that a command waits for. A pod on a node that is gone never ends by itself."""
 
 import logging
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, own_pods
 _log = logging.getLogger("safepoint")
 _SAY_AFTER_S = 30.0
 _OVERDUE_S = 30.0
-"""How long after its grace period the kubelet may need to report that a pod has ended."""
+"""The time that the kubelet may need after the grace period of a pod to report that the pod has ended."""
 
 
 class RemainingPods:
-    """Names the pods of a job that have not ended half a minute after a command has begun to wait for them.
+    """Logs warnings about pods of a job that have not ended half a minute after a command began to wait for them.
 
     Args:
         api: the API of the cluster, in the namespace of the job.
@@ -28,10 +28,10 @@ class RemainingPods:
         self._named: set[tuple[str, bool]] = set()
 
     def look(self, pods: Iterable[Object] | None = None) -> None:
-        """Log a warning for each pod that remains, once while its grace period lasts, and once when it is over.
+        """Log a warning for each pod that remains: once during its grace period, and once afterwards.
 
         Args:
-            pods: the pods of the job; None to read them when they are needed.
+            pods: the pods of the job. If None, this method reads them when it needs them.
         """
         if clock.monotonic_s() - self._begun_s < _SAY_AFTER_S:
             return

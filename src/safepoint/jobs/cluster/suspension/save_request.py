@@ -13,7 +13,7 @@ _MODULE = "safepoint.training.launcher.save_request"
 
 def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: float | None) -> Receipt:
     """Request a save. After the save, the ranks wait for a limited time. If the job is not suspended in this time,
-    they continue.
+    the ranks continue.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.

@@ -1,8 +1,8 @@
-"""Carries out the plan of a job that changes its number of nodes; see `safepoint.jobs.cluster.changes.successor`.
+"""Carries out the plan to change a job's number of nodes; see `safepoint.jobs.cluster.changes.successor`.
 
-A command that changes jobs holds the lease of a plan, and carries out all of it. A command that only reads jobs
-carries out one step of a plan, and only if no command holds the lease. It never stops a job that trains, because it
-cannot wait for a save.
+A command that changes jobs holds the lease of a plan, and carries out the whole plan. A command that only reads jobs
+carries out one step of a plan, and only if no command holds the lease. Such a command never stops a job that trains,
+because it cannot wait for a save.
 """
 
 import logging
@@ -29,7 +29,7 @@ _UNTRAINED = {
     JobState.STARTING,
     JobState.RESUMING,
 }
-"""The states of a job that does not train, so that a stop loses nothing that is not saved."""
+"""The states of a job that does not train. A stop of such a job loses no steps."""
 
 
 class Scaling:
@@ -75,7 +75,7 @@ class Scaling:
         return stopped
 
     def carry_on(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Wait until the plan for a job is complete. If no other command carries it out, do this here.
+        """Wait until the plan for a job is complete. If no other command carries out the plan, carry it out here.
 
         If the job has no plan, do nothing.
         """
@@ -85,7 +85,8 @@ class Scaling:
                 self._carry_out(plan, lease, timeout_s)
 
     def _carry_out(self, plan: Plan, lease: PlanLease, timeout_s: float | None) -> ClusterJob | None:
-        """Carry out a plan, and wait until it is complete. Returns the job as it was stopped; None if others did."""
+        """Carry out a plan, and wait until it is complete. Returns the job if this command stopped it; otherwise
+        None."""
         deadline_s = None if timeout_s is None else clock.monotonic_s() + timeout_s
         stopped: ClusterJob | None = None
 
@@ -108,7 +109,7 @@ class Scaling:
             is_done,
             f"job {plan.job} was not scaled to {plan.num_nodes} nodes",
             timeout_s,
-            f"`safepoint scale {plan.job} --nnodes {plan.num_nodes}` continues it",
+            f"`safepoint scale {plan.job} --nnodes {plan.num_nodes}` completes the change",
         )
         return stopped
 
@@ -120,7 +121,7 @@ class Scaling:
         Args:
             plan: the plan, as it was just read.
             stop: called if the old TrainJob has to be stopped.
-            stopped: the job as this command has stopped it; None if another command has.
+            stopped: the job as this command has stopped it; None if this command has not stopped it.
         """
         try:
             seen = self._observe(plan.job)
@@ -150,7 +151,8 @@ class Scaling:
     def try_step(self, plan: Plan) -> bool:
         """Carry out the next step of a plan without waiting, if no other command carries out the plan.
 
-        If that fails, the jobs are still shown, with a warning. A user who may not change the job gets no warning.
+        If the step fails, a warning is logged, and the jobs are still shown. A user who may not change the job gets
+        no warning.
 
         Returns:
             Whether the plan is complete or was given up.
@@ -173,7 +175,7 @@ class Scaling:
             self._reported.add(name_of(plan.document))
             _log.warning(
                 "job %s trains on with its old number of nodes, because the `scale` to %d nodes was interrupted; "
-                "`safepoint scale %s --nnodes %d` continues it",
+                "`safepoint scale %s --nnodes %d` completes the change",
                 job.name,
                 plan.num_nodes,
                 job.name,

@@ -41,7 +41,7 @@ def stop_job(
     timeout_s: float | None,
     save: Callable[[Observed, ClusterJob], None] | None = None,
 ) -> ClusterJob:
-    """Stop a job with a checkpoint, and wait until its pods are gone.
+    """Save a checkpoint of a job, stop the job, and wait until its pods are gone.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
@@ -158,7 +158,7 @@ def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
         job: the job that these objects describe. If it is suspended or being suspended, no right is needed.
 
     Raises:
-        AccessDeniedError: you may not change the job's Workload, or not find it.
+        AccessDeniedError: you may not change the job's Workload, or you may not list Workloads.
     """
     if job.state is JobState.SUSPENDED or _is_stopping(seen, job):
         return
@@ -168,8 +168,8 @@ def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
     missing = ", ".join(verb for verb in needed if not api.may(verb, "workloads"))
     if missing:
         raise AccessDeniedError(
-            f"job {job.name} cannot be stopped: Kueue manages it, and would start it again at once unless its "
-            f"Workload is deactivated, but you are not allowed to {missing} workloads; nothing was done",
+            f"job {job.name} cannot be stopped: Kueue would start it again at once, unless its Workload is "
+            f"deactivated; you are not allowed to {missing} workloads; nothing was done",
             hint=f"ask for a Role with apiGroups [{api.group_of('workloads')}], resources [workloads], verbs "
             f"[{missing}]",
         )

@@ -17,7 +17,7 @@ from safepoint.foundation import clock
 
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 1 << 16
-"""The limit for all messages together. Without it, a server could keep this process busy with frames of one byte."""
+"""The limit for all messages together. Without it, a server could keep this process busy with tiny frames."""
 _BLOCK_BYTES = 64 << 10
 _WRITE_S = 10.0
 
@@ -53,7 +53,7 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
     """The messages of the server, until it closes the WebSocket.
 
     Args:
-        connection: after the upgrade.
+        connection: the network connection, after the upgrade.
         idle_s: how long the server may send nothing.
         limit_s: how long all messages together may take. Without this limit, a server could send pings for ever.
 

@@ -1,1 +1,1 @@
-"""HTTP with the API server of a cluster: requests, streams, and its error answers as exceptions."""
+"""HTTP with the API server of a cluster: requests, streams, and exceptions for its error answers."""

@@ -44,10 +44,10 @@ _PLAIN = {"accept-encoding": "identity"}
 
 
 class Budget:
-    """How many bytes several answers may have together.
+    """A limit for the total size of several answers.
 
     Args:
-        most_bytes: the limit.
+        most_bytes: the limit in bytes.
         what: what the answers contain, for the message.
     """
 
@@ -79,7 +79,8 @@ class Client:
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S)
         is_encrypted = connection.config.cluster.server.startswith("https:")
         try:
-            # A proxy that the environment names is used only for encrypted requests: it could read other requests.
+            # A proxy in the environment is used only for encrypted requests, because a proxy could read other
+            # requests.
             parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
             config = without_files(connection.config)
             options: Any = parameters.httpx_params(config)
@@ -130,20 +131,21 @@ class Client:
     ) -> Object:
         """Send a request, and repeat it while the server is busy or out of reach.
 
-        A request that is not safe is repeated only if it was certainly not carried out, because the server was not
-        reached or has rejected it.
+        A request that is not safe is repeated only if the server was not reached, or has rejected the request: in
+        both cases, it was not carried out.
 
         Args:
             method: GET, POST, PATCH or DELETE.
             path: its path.
             query: its parameters.
             body: the object to send as JSON.
-            headers: headers in addition to the usual ones.
-            budget: how many bytes this answer and the other answers with the same budget may have together.
-            is_safe: whether the request may be carried out twice; None if so for all methods but POST.
+            headers: additional headers.
+            budget: the limit for the total size of this answer and the other answers with the same budget; None for
+                no limit.
+            is_safe: whether the request may be carried out twice. None means True for all methods except POST.
 
         Returns:
-            The object in the answer; empty if the answer has none.
+            The object in the answer; empty if the answer has no object.
         """
         what = f"{method} {path.partition('/namespaces/')[2] or path}"
 
@@ -176,7 +178,7 @@ class Client:
 
         Args:
             send: sends the request once.
-            is_safe: whether the request may be sent again if it may have been carried out.
+            is_safe: whether a request that the server may have carried out may be sent again.
         """
         begun_s, name = clock.monotonic_s(), self.connection.name
         for shortest_s in (*_PAUSES_S, *[_PAUSES_S[-1]] * 100):
@@ -261,7 +263,7 @@ class Client:
             if isinstance(error, httpx2.HTTPError | OSError):
                 raise TransientError(f"the connection to {self.connection.name} broke: {reason_of(error)}") from error
             raise
-        if is_closed:  # `close` may have cut off the body; without a Content-Length, it would look complete
+        if is_closed:  # `close` may have cut off the body; a body without Content-Length would look complete
             raise self._closed()
 
     @property
@@ -313,7 +315,7 @@ def _content(response: httpx2.Response) -> bytes:
 
 
 def _lines(blocks: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
-    """The lines of a stream. A line that is too long is split into several."""
+    """The lines of a stream. A line that is too long is split into several lines."""
     rest = bytearray()
     for block in blocks:
         rest += block

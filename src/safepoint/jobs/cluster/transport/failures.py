@@ -46,7 +46,7 @@ class BusyError(TransientError):
 
 
 class RejectedError(BusyError):
-    """The server has rejected a request, and has not carried it out. After any other BusyError, it may have."""
+    """The server has rejected a request, and has not carried it out. For any other BusyError, this is not certain."""
 
 
 class NotAdmittedError(RejectedError):

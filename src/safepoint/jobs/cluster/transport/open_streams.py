@@ -65,7 +65,7 @@ class OpenStreams:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """End all streams. A thread that reads or writes one of them gets an error."""
+        """End all streams. A thread that reads from a stream, or writes to it, gets an error."""
         with self._changed:
             for stream in list(self._streams):
                 with contextlib.suppress(OSError):  # the stream has ended, or its handshake runs (with a time limit)

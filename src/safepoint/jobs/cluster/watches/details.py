@@ -1,6 +1,7 @@
-"""What only `status` says about a job: the last lines of a failed job, the position of a waiting job in its queue.
+"""Further details of one job: the last lines of a failed job, the position of a waiting job in its queue.
 
-Each takes a request of its own. If a request fails, or is not allowed, the value is missing.
+Only `status`, and the page of a job in the dashboard, show them, because each detail needs requests of its own. If a
+request fails, or is not allowed, the detail is missing.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ def details_of(api: ClusterApi, job: ClusterJob, pods_of: Callable[[str], Sequen
 
     Returns:
         `last_lines`: the last lines of the pod that failed first, at most ten; empty unless the job has failed.
-        `queue_place`: the position of the job in its LocalQueue, from 1; None if it does not wait or this is unknown.
+        `queue_place`: the position of the job in its LocalQueue, from 1; None if the job does not wait, or if the
+        position is unknown.
     """
     lines: list[str] = []
     place: int | None = None
@@ -45,7 +47,8 @@ def details_of(api: ClusterApi, job: ClusterJob, pods_of: Callable[[str], Sequen
 
 
 def progress_in_log(api: ClusterApi, job: ClusterJob) -> Progress | None:
-    """The progress that the output of a job's first pod states; None if it has none, or cannot be read."""
+    """The progress that the output of a job's first pod states. None if there is no pod, if its output states no
+    progress, or if the output cannot be read."""
     if not job.pods:
         return None
     with contextlib.suppress(SafepointError):
@@ -59,12 +62,12 @@ def _last_lines(api: ClusterApi, pods: Sequence[Object]) -> list[str]:
         return []
     container = str(at(container_status(pod), "name") or "node")
     found = list(api.log(name_of(pod), container, tail=_MOST_LINES))
-    # A progress bar writes over its line with carriage returns, and the last text is the one to be seen.
+    # A progress bar overwrites its line with carriage returns. A terminal would show only the last text.
     return [line.rstrip("\r").rpartition("\r")[2][:_MOST_LETTERS] for line in found[-_MOST_LINES:]]
 
 
 def _place_in_queue(api: ClusterApi, queue: str, uid: str) -> int | None:
-    """The position in the queue, from Kueue's own server, which not every cluster has."""
+    """The position in the queue, from Kueue's visibility server. Not every cluster has this server."""
     api.check_name(queue)
     version = at(api.read_once(_VISIBILITY), "preferredVersion", "version")
     if not isinstance(version, str):

@@ -15,8 +15,8 @@ _SECONDS = len("2026-01-01T00:00:00")
 def objects_of_jobs(
     trainjobs: Iterable[Object], pods: Iterable[Object], workloads: Iterable[Object]
 ) -> list[Observed]:
-    """The objects of each job. If `scale` has deleted the old TrainJob of a job and not created the new one yet, the
-    new TrainJob is read from the plan."""
+    """The objects of each job. If `scale` has deleted the old TrainJob of a job, and has not created the new TrainJob
+    yet, the new TrainJob is read from the plan."""
     trainjobs = list(trainjobs)
     plans = {plan.job: plan for plan in reversed(plans_among(trainjobs))}
     jobs = {name: plan.successor for name, plan in plans.items() if plan.successor is not None}
@@ -41,7 +41,7 @@ def objects_of_jobs(
 
 
 def target_of(plan: Plan | None, job: Object) -> int | None:
-    """The number of nodes that the job gets by a plan; None without a plan, or if the plan is already carried out.
+    """The number of nodes that a plan gives to the job; None if there is no plan, or if it is already carried out.
 
     `job` is the TrainJob that the plan replaces, or the planned TrainJob, which has no uid yet.
     """
@@ -49,8 +49,8 @@ def target_of(plan: Plan | None, job: Object) -> int | None:
 
 
 def parts_of(seen: Observed) -> set[str]:
-    """The names that the replicated jobs of a job may have: the usual names, those of its pods, and those that its
-    TrainJob changes."""
+    """The names that the replicated jobs of a job may have: the usual names, the names in the labels of its pods, and
+    the names in the patches of its TrainJob."""
     spec = at(seen.trainjob, "spec")
     changed = [
         at(one, "name")
@@ -65,7 +65,7 @@ def parts_of(seen: Observed) -> set[str]:
 
 
 def warnings_of_job(seen: Observed, events: Iterable[Object]) -> list[Object]:
-    """Those of `events` that explain why a job waits, oldest first.
+    """The events that explain why a job waits, oldest first.
 
     Events of an earlier job of the same name are left out: they are older than the TrainJob, or name another uid.
     """
@@ -87,7 +87,7 @@ def events_of_job(seen: Observed, events: Iterable[Object], *, since: str) -> li
     Args:
         seen: the objects of the job.
         events: all events of the namespace.
-        since: when the job was created (RFC 3339 UTC): earlier events are those of another job of the same name.
+        since: when the job was created (RFC 3339 UTC). Earlier events belong to another job of the same name.
     """
     job = name_of(seen.trainjob)
     known = {job, *map(name_of, seen.pods), name_of(seen.workload)}

@@ -78,10 +78,12 @@ class JobWatch:
         self._has_begun = {kind: threading.Event() for kind in _KINDS}
         self._failure: SafepointError | None = None
         self._unanswered: dict[str, tuple[float, str, SafepointError]] = {}
-        """By kind, while its objects cannot be watched: since when, on the monotonic clock and in UTC, and why."""
+        """For each kind that cannot be watched at present: since when (on the monotonic clock), since when (in UTC),
+        and the error."""
         self._has_warned = False
         self._saved: dict[str, int] = {}
-        """By job, the step that a pod has saved at its end. The cluster deletes the pods of a preempted job."""
+        """For each job: the step that a pod has saved at its end. The step is kept here, because the cluster deletes
+        the pods of a preempted job."""
 
     def __enter__(self) -> "JobWatch":
         for kind in _KINDS:
@@ -116,7 +118,7 @@ class JobWatch:
         return [replace(seen, saved_step=saved.get(name_of(seen.trainjob))) for seen in found]
 
     def _warn_if_old(self) -> None:
-        """Log one warning for each time for which the API server does not answer."""
+        """Log one warning for each period in which the API server does not answer."""
         with self._lock:
             unanswered = sorted(self._unanswered.values(), key=lambda one: one[0])
         if not unanswered:
@@ -143,13 +145,14 @@ class JobWatch:
                     self._note(kind, what, item)
                 self._is_over.wait(_AGAIN_S)
             except (AccessDeniedError, TooMuchError) as error:
-                if kind != "workloads":  # without Workloads, the state of a job in a queue is incomplete
+                # Jobs can be shown without Workloads: only the state of a job in a queue is incomplete then.
+                if kind != "workloads":
                     self._failure = error
                 self._begun(kind)
                 return
             except SafepointError as error:
-                # List the objects again: the version may have expired, and only the answer to a list shows that the
-                # objects are up to date.
+                # List the objects again. The version may have expired. Also, only a new list shows that the objects
+                # are up to date.
                 version = ""
                 with self._lock:
                     self._unanswered.setdefault(kind, (clock.monotonic_s(), clock.utc_now(), error))

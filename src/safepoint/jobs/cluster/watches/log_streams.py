@@ -39,9 +39,9 @@ class StreamEnd:
     """The end of a stream.
 
     Args:
-        start: whose output it was.
-        is_complete: whether the stream had all that the container will ever write.
-        error: why it ended early; None if it ended without an error.
+        start: the start of the container whose output the stream had.
+        is_complete: whether the stream had all output of this start, and no more output can follow.
+        error: why the stream ended early; None if it ended without an error.
     """
 
     start: Start
@@ -57,9 +57,9 @@ class Position:
         self._num_at_time = 0
 
     def new_lines(self, lines: Iterator[str]) -> Iterator[str]:
-        """The texts of those lines that were not read before. Each line begins with its time and a space.
+        """Yield the texts of the lines that were not read before. Each line begins with its time and a space.
 
-        The API server takes times in whole seconds. So it sends lines again that were written in the last second.
+        The API server takes times in whole seconds. So it sends the lines from the last second again.
         """
         before, num_before = self.time, self._num_at_time
         for line in lines:
@@ -98,10 +98,11 @@ class LogStreams:
         self._positions: dict[Start, Position] = {}
         self._is_over = threading.Event()
         self.open: set[Start] = set()
-        """Those whose streams are open."""
+        """The starts whose streams are open."""
 
     def begin(self, pod: Object, start: Start) -> None:
-        """Open a stream of the output of a container, from where an earlier stream of it has ended."""
+        """Open a stream of the output of a container. The stream begins where the last stream of this output has
+        ended."""
         self.open.add(start)
         threading.Thread(target=self._read, args=(pod, start), name="safepoint-logs", daemon=True).start()
 
@@ -150,10 +151,10 @@ class LogStreams:
 
 
 class Pauses:
-    """When the streams of a container that have ended early are opened again, and for how long they have failed.
+    """Records when a stream that has ended early may be opened again, and for how long the streams have failed.
 
     Args:
-        pause_s: seconds between the end of a stream and the next one of the same container.
+        pause_s: seconds between the end of a stream and the next stream of the same container.
     """
 
     def __init__(self, pause_s: float) -> None:
@@ -175,5 +176,5 @@ class Pauses:
         return clock.monotonic_s() >= self._next_s.get(start, 0.0)
 
     def failing_s(self, start: Start) -> float:
-        """For how many seconds the streams have failed; 0 if the last one did not fail."""
+        """For how many seconds the streams have failed; 0 if the last stream did not fail."""
         return clock.monotonic_s() - self._failing_s[start] if start in self._failing_s else 0.0

@@ -22,7 +22,7 @@ from safepoint.jobs.model.states import JobState
 
 _MAY_WAIT = {JobState.STARTING, JobState.RESUMING, JobState.RESTARTING, JobState.INADMISSIBLE}
 _MOST_PODS = 3
-"""For how many pods that do not run the events are requested."""
+"""The events are requested for at most this number of pods that do not run."""
 
 
 class Observer:
@@ -37,7 +37,7 @@ class Observer:
         self._api, self._unknown = api, unknown
 
     def observe(self, name: str) -> Observed:
-        """The objects of a job: TrainJob, pods and Workload, and, if the job does not run yet, events.
+        """The objects of a job: its TrainJob, pods and Workload. If the job does not run yet: also events.
 
         Raises:
             NotFoundError: there is no such job.
@@ -61,7 +61,7 @@ class Observer:
         return []
 
     def explained(self, seen: Observed) -> Observed:
-        """The objects of one job, with the events of those objects that may keep it from running."""
+        """The objects of one job, with the events that may explain why the job does not run."""
         found: list[Object] = []
         with contextlib.suppress(AccessDeniedError):
             for name, kinds in _asked(seen):
@@ -71,7 +71,8 @@ class Observer:
         return replace(seen, events=sorted(warnings_of_job(seen, found), key=event_time))
 
     def all_explained(self, observed: Iterable[Observed]) -> list[Observed]:
-        """The objects of several jobs, with warnings for those that do not run yet, by at most one request."""
+        """The objects of several jobs. Jobs that do not run yet get their warnings. This sends at most one
+        request."""
         listed = list(observed)
         if not any(map(_may_wait, listed)):
             return listed
@@ -88,7 +89,7 @@ def _may_wait(seen: Observed) -> bool:
 
 
 def _asked(seen: Observed) -> list[tuple[str, set[str]]]:
-    """The objects whose events may say why a job does not run: their names, and the kinds that have this name."""
+    """The objects whose events may explain why a job does not run: each name, and the kinds with this name."""
     job = name_of(seen.trainjob)
     waiting = [pod for pod in seen.pods if not runs_or_is_done(pod)][:_MOST_PODS]
     found: list[tuple[str, set[str]]] = [(name_of(pod), {"Pod"}) for pod in waiting]

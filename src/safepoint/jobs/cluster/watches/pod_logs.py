@@ -30,8 +30,8 @@ def read_pods(api: ClusterApi, look: Look, *, last_bytes: int | None = None) -> 
 
     Args:
         api: the API of the cluster, in the namespace of the job.
-        look: looks at the job.
-        last_bytes: only the last lines of each start of a container, about as many as have this size; None for all.
+        look: returns the state and the pods of the job.
+        last_bytes: for each start of a container, read only about this number of bytes from the end; None for all.
 
     Raises:
         NotFoundError: there is no such job, or it has no pod.
@@ -47,10 +47,11 @@ def read_pods(api: ClusterApi, look: Look, *, last_bytes: int | None = None) -> 
 
 
 def follow_pods(api: ClusterApi, look: Look) -> Iterator[LogLine]:
-    """The output of a job's pods as it grows, until the job has stopped: of at most 50 nodes, the first ones.
+    """The output of a job's pods as it grows, until the job has stopped. Only the first 50 nodes are followed.
 
     If there is no pod yet, the iterator waits for the first pod. After an interruption, it waits for the next pods.
-    If a stream ends or fails although its container runs, the rest is requested, until the job has stopped.
+    If a stream ends or fails while its container runs, a new stream is opened for the rest, until the job has
+    stopped.
 
     Raises:
         NotFoundError: there is no such job, or it has stopped and has no pod.
@@ -126,7 +127,7 @@ class _Follower:
         nodes = sorted({node_of(pod) for pod in pods})[:_MOST_NODES]
         found = [pod for pod in pods if node_of(pod) in nodes]
         if len(found) < len(pods):
-            text = "the output of the first %d nodes is shown, and that of the other nodes is not"
+            text = "only the output of the first %d nodes is shown"
             self._report("nodes", text, _MOST_NODES)
         return found
 
@@ -142,7 +143,7 @@ class _Follower:
         return found
 
     def _until_next_look(self) -> Iterator[LogLine]:
-        """Yield lines until the job has to be looked at: because a stream has ended, or because time has passed."""
+        """Yield lines until the job has to be read again, because a stream has ended or because time has passed."""
         until_s = clock.monotonic_s() + (_LOOK_AT_LEAST_S if self._streams.open else _LOOK_S)
         while (left_s := until_s - clock.monotonic_s()) > 0:
             found = self._streams.next(left_s)
@@ -174,7 +175,7 @@ class _Follower:
             raise error
         if failing_s > _WARN_AFTER_S:
             pod = next((name_of(one) for one in self._pods if uid_of(one) == ended.start.pod), "that is gone")
-            text = "the output of pod %s could not be read for %.0f s; it is tried again until the job stops: %s"
+            text = "the output of pod %s could not be read for %.0f s; Safepoint tries until the job stops: %s"
             self._report(str(ended.start), text, pod, failing_s, error)
 
 

@@ -1,7 +1,7 @@
-"""How much memory the pods of a job use now, from the metrics API of the cluster, which not every cluster has.
+"""How much memory the pods of a job use now, from the metrics API of the cluster. Not every cluster has this API.
 
-Promises: at most one request for a job is sent in 15 seconds, and fewer after a failure. An API that does not answer
-delays the caller that has sent the request by one second, and no other.
+Promises: at most one request for a job is sent in 15 seconds, and fewer after a failure. If the API does not answer,
+only the caller that has sent the request waits for it, for one second.
 """
 
 import contextlib
@@ -51,7 +51,8 @@ class PodMemory:
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._found: dict[str, tuple[float | None, Work[MemoryUse]]] = {}
-        """For each job: when to send the next request, None while the answer to the last one was not used."""
+        """For each job: when to send the next request, and the last request. The time is None while the answer to the
+        last request was not used."""
 
     def of(self, job: ClusterJob) -> MemoryUse:
         """The memory of a job's pods. Empty, without a reason, if the job has no pods that run."""
@@ -82,9 +83,7 @@ class PodMemory:
                 _PATH.format(self._api.namespace), query={"labelSelector": f"{JOBSET_LABEL}={name}"}
             )
         except NotFoundError:
-            return MemoryUse(
-                missing="the cluster has no metrics API (metrics.k8s.io), such as that of metrics-server"
-            )
+            return MemoryUse(missing="the cluster has no metrics API (metrics.k8s.io), which metrics-server provides")
         except AccessDeniedError:
             return MemoryUse(missing="you are not allowed to list the metrics of pods (pods.metrics.k8s.io)")
         except SafepointError as error:

@@ -1,9 +1,9 @@
-"""The safe point of a job whose pods cannot post it, because the cluster has no status server of Kubeflow Trainer.
+"""Keeps the safe point of a job whose pods cannot post it, because the cluster has no status server of Trainer.
 
 A pod writes its last safe point into its termination message. The cluster deletes the pods of a job that is suspended
-or preempted, and the message with them. A command that watches the job has seen the message, and keeps the step in an
-annotation of the TrainJob, from which later commands read it. If no command watches, the step stays unknown until the
-job runs again.
+or preempted, and the message with them. A command that watches the job has seen the message, and writes the step into
+an annotation of the TrainJob. Later commands read this annotation. If no command watches, the step stays unknown
+until the job runs again.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """The process that fetches one data set or one model for a job of this machine.
 
 The command is `python -m safepoint.jobs.local.attempt.fetch REQUEST`; `fetch_inputs` writes the request. Files from
-S3 are written to a working folder, made durable, and renamed to a folder whose name is a digest: of the source and
-its settings, and of the names, sizes and versions of the objects. So a folder with this name is complete, and another
-job with the same source and settings uses this folder while the objects do not change. The client of the Hugging Face
-Hub has a cache of its own, from which the files are used.
+S3 are written to a working folder, made durable, and renamed to a folder. The name of this folder is a digest of the
+source, its settings, and the names, sizes and versions of the objects. So a folder with this name is complete.
+Another job with the same source and settings uses the same folder, unless the objects have changed. Files from the
+Hugging Face Hub stay in the cache of the Hub's client.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def fetch(one: Input, folder: Path, working: Path) -> Path:
     Args:
         one: the data set or the model.
         folder: where folders with files from S3 are kept.
-        working: a path in `folder` at which there is nothing; the caller deletes what is left there.
+        working: a path in `folder` that does not exist. The caller deletes what is left there afterwards.
 
     Raises:
         SafepointError: the input cannot be fetched.

@@ -1,7 +1,7 @@
 """Fetches the data set and the model of a job before its launchers start.
 
-Promises: what was fetched is recorded in the job's folder when it is complete, and not before. All attempts of a job
-use the same files, and fetch them only once. A fetch that was interrupted leaves no record.
+Promises: an input is recorded in the job's folder only when it is complete. All attempts of a job use the same files,
+and fetch them only once. A fetch that was interrupted leaves no record.
 """
 
 import hashlib
@@ -95,7 +95,7 @@ def _environment(one: Input, folder: Path, environ: Mapping[str, str]) -> dict[s
     except FileNotFoundError:
         keys = {}
     # If the initializer sets keys, `with_keys` removes the variables of the environment that select a server. Without
-    # this, the keys could be sent to another server than the one that the initializer names.
+    # this, the keys could be sent to another server than the server that the initializer names.
     own = {**one.env, **keys}
     environ = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **environ}
     return with_keys(environ, own) if IDENTITY.intersection(keys) else {**environ, **own}

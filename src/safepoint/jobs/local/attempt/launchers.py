@@ -59,7 +59,8 @@ class Launchers:
         """Listen at a free port, if there are several nodes. Call this before `start`.
 
         The launcher of node 0 inherits the listening socket, so that no other user can take the port. The other
-        launchers need only the number of the port. If other programs use all ports of this machine, wait for one.
+        launchers need only the number of the port. If other programs use all ports of this machine, wait for a free
+        port.
 
         Raises:
             JobStoppedError: `may_continue` has returned False.
@@ -92,7 +93,7 @@ class Launchers:
         plan_file.parent.mkdir(parents=True, exist_ok=True)
         listening, self._listening = self._listening, None
         settings = replace(self._spec.settings.of_job(), job_dir=str(self._folder))
-        if self._spec.resume_mark is not None:  # the start that finds no mark resumes from the chosen checkpoint
+        if self._spec.resume_mark is not None:  # if the start finds no mark, it resumes from the chosen checkpoint
             settings = replace(settings, first_start=self._spec.resume_mark, from_scratch=False)
         elif rank_reports.has_begun(self._folder):  # --resume and --from-scratch apply to the first start only
             settings = replace(settings, has_begun=True, from_scratch=False)
@@ -140,19 +141,19 @@ class Launchers:
 
     @property
     def pids(self) -> list[int]:
-        """The launchers that run, by node."""
+        """The pids of the launchers that run, in the order of their nodes."""
         return [node.process.pid for node in self._nodes if node.process.is_alive]
 
     @property
     def asked_s(self) -> float | None:
-        """When they were asked to stop, on the monotonic clock; None if they were not."""
+        """When the launchers were asked to stop, on the monotonic clock; None if they were not asked."""
         return self._asked_s
 
     @property
     def are_complete(self) -> bool:
         """Whether all launchers were started.
 
-        An earlier supervisor may have been killed before it had started all of them.
+        An earlier supervisor may have been killed before it had started all launchers.
         """
         return len(self._nodes) == self._spec.num_nodes
 
@@ -191,7 +192,7 @@ class Launchers:
             self._listening.close()
             self._listening = None
         processes.kill(processes.processes_of(self._folder))
-        # Kill each launcher by its pid too, because `processes_of` may not find one that has just started.
+        # Kill each launcher by its pid too, because `processes_of` may not find a launcher that has just started.
         for node in self._nodes:
             node.process.send(signal.SIGKILL)
 
@@ -200,10 +201,10 @@ class Launchers:
 
         Keepers (the processes that write snapshots to disk) may commit after their launchers have ended.
 
-        Processes that still run after the grace period, or after 30 s if that is longer, are killed.
+        Processes that still run after the grace period (at least 30 s) are killed.
         """
         deadline_s = clock.monotonic_s() + max(_GONE_WITHIN_S, self._spec.settings.grace_s)
-        # A loop over /proc, and no pidfds: processes of the job may start others until the last one has ended.
+        # This reads /proc and uses no pidfds, because processes of the job may start other processes meanwhile.
         while self.are_alive or processes.processes_of(self._folder):
             if clock.monotonic_s() >= deadline_s:
                 self.kill()
@@ -211,11 +212,11 @@ class Launchers:
 
     @property
     def exit_codes(self) -> list[int | None]:
-        """The exit codes by node; None for a launcher that was killed."""
+        """The exit codes, in the order of the nodes; None for a launcher that still runs, or that was killed."""
         return [self._exit_code(node) for node in range(self._spec.num_nodes)]
 
     def _exit_code(self, node: int) -> int | None:
-        """The exit code that the launcher wrote; if it wrote no exit code, that of its process.
+        """The exit code that the launcher wrote; if it wrote no exit code, the exit code of its process.
 
         None if the launcher still runs or was killed, or if an earlier supervisor started the launcher and it wrote
         no exit code.
@@ -232,12 +233,13 @@ class Launchers:
 
 
 def launcher_environment(spec: JobSpec, secrets: Mapping[str, str], extra_path: Path | None) -> dict[str, str]:
-    """The environment of a job's launchers: that of this process without settings of a run, plus the job's variables.
+    """The environment of a job's launchers: the job's variables, and the variables of this process except settings of
+    a run.
 
     Args:
         spec: the specification of the job.
         secrets: the keys of its data connection.
-        extra_path: the folder with packages that were installed for the job.
+        extra_path: the folder with packages that were installed for the job; None if there are no such packages.
     """
     environ = {
         name: text

@@ -16,7 +16,7 @@ FOLDER = "logs"
 _POLL_S = 0.1
 _INITIALIZER = "initializer"
 _MOST_LINE_BYTES = 1 << 20
-"""A progress bar may write for days without the end of a line."""
+"""Longer lines are split, because a progress bar may write for days without the end of a line."""
 
 
 @dataclass(slots=True)
@@ -90,8 +90,8 @@ def read_logs(
         ranks: the ranks whose output is read; None for all.
         nodes: the nodes whose launchers' output is read; None for all.
         step: the name of a step that runs before the launchers start, such as `dataset-initializer`. Only the output
-            of this step is read. If None, and `ranks` or `nodes` is given, the installation of packages is the only
-            step whose output is read.
+            of this step is read. If `step` is None, and `ranks` or `nodes` is given, the only step whose output is
+            read is the installation of packages.
         is_over: if given, new lines are read until this function returns True. If not, only existing lines are read.
         last_bytes: begin with the first line that begins in the last `last_bytes` bytes of each file; None for the
             beginning of the file.

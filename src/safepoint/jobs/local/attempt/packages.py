@@ -34,7 +34,7 @@ def install_packages(spec: JobSpec, folder: Path, *, may_continue: Callable[[], 
     target = folder / f"packages-{key}"
     if target.exists():
         return target
-    # A fixed name, so that the next attempt deletes what a killed one has left.
+    # The name is fixed, so that the next attempt deletes the folder of a killed attempt.
     unfinished = target.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     options = ["--target", str(unfinished)]

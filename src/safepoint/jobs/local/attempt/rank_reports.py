@@ -27,8 +27,8 @@ def job_events(folder: Path, *, last_bytes: int = MOST_BYTES) -> list[JobEvent]:
 
     Args:
         folder: the folder of the job.
-        last_bytes: read only so much at the end of the stream. A job that saves every minute writes a hundred
-            thousand events in a month.
+        last_bytes: read only this number of bytes at the end of the stream. A job that saves every minute writes a
+            hundred thousand events in a month.
     """
     return [_as_job_event(event) for event in read_events(folder / EVENTS, last_bytes=last_bytes)]
 

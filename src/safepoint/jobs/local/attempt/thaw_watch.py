@@ -22,7 +22,7 @@ def limit_after(progress: Progress | None) -> float | None:
     """How long a job may take until its first report of progress, in seconds; None if its pace is not known.
 
     Args:
-        progress: its last report before the freeze.
+        progress: its last report before the freeze; None if there is no report.
     """
     if progress is None or progress.step_s is None:
         return None
@@ -35,7 +35,8 @@ class ThawWatch:
     Args:
         path: the file with the job's progress.
         own_processes: returns the processes of the job.
-        is_late: whether it was frozen because a step did not end in time. Then that step may take longer, too.
+        is_late: whether the job was frozen because a step did not end in time. This step may then use up the limit,
+            too, so a job that uses the processor does not count as stuck.
     """
 
     def __init__(self, path: Path, own_processes: Callable[[], Iterable[int]], *, is_late: bool = False) -> None:

@@ -85,7 +85,7 @@ def point(target: str, content: str) -> None:
         )
     _check_way(target)
     link = _link(target)
-    # As `replace_file` does for a file.
+    # The new link replaces the old link in one step, as `replace_file` does for a file.
     new = link.with_name(f".{link.name}.{uuid.uuid4().hex}")
     new.symlink_to(content)
     new.replace(link)
@@ -97,8 +97,8 @@ def _link(target: str) -> Path:
 
 
 def _way_to_link(target: str) -> str | None:
-    """The link through which `target` leads to the link that `point` sets: `target` or its folder. None if neither
-    does."""
+    """The link through which `target` leads to the link that `point` sets: `target` or its folder. None if neither of
+    the two leads there."""
     link, folder = _link(target), os.path.dirname(target)
     if os.path.realpath(folder) == os.path.realpath(link.parent):
         return folder
@@ -108,11 +108,11 @@ def _way_to_link(target: str) -> str | None:
 def _check_way(target: str) -> None:
     """Check that no other user can change where `target` leads.
 
-    Another user may have made the link, with the right content. That user can replace it later, and so decide with
-    which data and from which model a job trains.
+    Another user may have made the link, with the right content. That user can replace the link later, and so choose
+    the data and the model of a job.
 
     Raises:
-        UsageError: another user can do that.
+        UsageError: another user can change where `target` leads.
     """
     way = _way_to_link(target)
     if way is None:

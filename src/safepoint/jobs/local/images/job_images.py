@@ -1,8 +1,8 @@
 """Freezes a job of this machine into a process image, and restores its processes.
 
-The launchers of the job are the roots of the trees; all ranks and keepers are below them. A frozen job is suspended.
-`thaw` lets its processes continue in the middle of a step. `resume` does the same, unless there is a newer
-checkpoint.
+The launchers of the job are the roots of the frozen process trees. All ranks and keepers are below them. A frozen job
+is suspended. `thaw` lets its processes continue in the middle of a step. `resume` does the same, unless there is a
+newer checkpoint.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ FREEZABLE = (JobState.RUNNING, JobState.RESUMING)
 
 
 def images_folder(name: str) -> Path:
-    """The folder for the images of a job, which is deleted with it.
+    """The folder for the images of a job. The folder is deleted with the job.
 
     Args:
         name: the name of the job, or its first letters.
@@ -65,7 +65,7 @@ def freeze_job(
         criu: the CRIU to use.
         name: the name of the job, or its first letters.
         location: where the image will be, such as in `images_folder`.
-        is_running_after: whether the job runs on; otherwise it is suspended.
+        is_running_after: True lets the job run on. False suspends the job.
         actor: the user or program that requests it.
         progress: called with the number of bytes of pages stored since the last call.
 
@@ -134,7 +134,7 @@ def is_job(word: str) -> bool:
         if word.isascii() and history.knows(word):
             raise UsageError(
                 f"{printable(word)} is a job, and a folder with images; nothing was restored",
-                hint=f"write ./{printable(word)} for the folder; for the job, call the command in another folder",
+                hint=f"write ./{printable(word)} for the folder; for the job, run the command in another folder",
             )
     return False
 
@@ -194,7 +194,7 @@ def thaw_job(
 
 
 def restore_job(history: History, job: JobRecord, *, actor: str) -> None:
-    """Restore the processes of a job from its image; called by its supervisor, which has the slots for it.
+    """Restore the processes of a job from its image. The job's supervisor calls this when it has the job's slots.
 
     Args:
         history: the history of all jobs.
@@ -247,7 +247,7 @@ def _adoption(
 
 
 def _launchers_of(history: History, job: JobRecord) -> list[int]:
-    """The launchers of a job that can be frozen, by node."""
+    """Check that a job can be frozen, and return the pids of its launchers, by node."""
     if job.state not in FREEZABLE or job.is_to_stop:
         raise ConflictError(
             f"job {job.name} is {job.state}, and only a running job can be frozen; nothing was frozen",
@@ -340,7 +340,7 @@ def _again(node: NodeRecord, pid: int) -> NodeRecord:
 
 @contextlib.contextmanager
 def _without_supervisor(job: JobRecord) -> Generator[None]:
-    """Hold the lock of the job's supervisor, so that none can start."""
+    """Hold the lock of the job's supervisor, so that no supervisor can start."""
     deadline_s = clock.monotonic_s() + _EXITS_WITHIN_S
     while True:
         try:

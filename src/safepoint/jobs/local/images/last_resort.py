@@ -1,11 +1,11 @@
-"""Freezes the launchers of a run into a process image at the deadline, if the ranks cannot save before it.
+"""Freezes the launchers of a run into a process image at the deadline, if the ranks cannot save in time.
 
 A rank can hang in C code, or evaluate for longer than the grace period. Then there is no checkpoint of the running
-step, and `--freeze-as-last-resort` makes an image instead. This process has forwarded the stop request to the
-launchers. It is outside of their trees, so it can freeze them.
+step, and `--freeze-as-last-resort` makes an image instead. The image is made by the process that has forwarded the
+stop request to the launchers. This process is outside of their trees, so it can freeze them.
 
-The last part of the grace period is reserved for the image. Its length follows from the size of the processes. The
-ranks read this length, and finish or give up their step before the reserved time begins.
+The last part of the grace period is reserved for the image. The length of this part follows from the size of the
+processes. The ranks read this length, and finish or give up their step before the reserved time begins.
 """
 
 import contextlib
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
 
 _BASE_S = 3.0
 _BYTES_PER_S = 100e6
-"""What a very busy machine with two cores freezes, compresses and commits in a second (docs/process-images.md)."""
+"""How much a very busy machine with two cores freezes, compresses and commits in a second
+(docs/process-images.md)."""
 _LOOK_EVERY_S, _LOOK_EARLY_S = 5.0, 0.1
 _ENDING_S = 0.5
-"""How long ranks that have saved in time may take to end."""
+"""The time that ranks may take to end, after they have saved in time."""
 _COPIES = re.compile(r"safepoint_(?:program|code|packages)_[a-z0-9_]{8}")
 """The folders to which a pod copies Safepoint, the code and the packages of a job; see `pod_archive`."""
 _log = logging.getLogger("safepoint")
 
 
 def needed_s(num_bytes: int) -> float:
-    """About how long an image of processes takes, from the first stopped process to the commit.
+    """The approximate time for an image of processes, in seconds, from the first stopped process to the commit.
 
     Args:
-        num_bytes: the memory of the processes.
+        num_bytes: the memory of the processes, in bytes.
     """
     return _BASE_S + num_bytes / _BYTES_PER_S
 
@@ -54,7 +55,7 @@ class LastResort:
 
     Args:
         settings: the options of the run; `grace_s` is the grace period that this process itself has.
-        roots: the launchers, by node.
+        roots: the pids of the launchers, by node.
         images: the folder for the image.
     """
 
@@ -74,7 +75,7 @@ class LastResort:
         if clock.monotonic_s() < self._look_at_s or self._is_tried:
             return
         folders = self._folders()
-        # A launcher makes its folder before its ranks start, so they find the record from their first moment.
+        # A launcher makes its folder before its ranks start, so the ranks find the record as soon as they start.
         self.folders = folders
         is_early = len(folders) < len(self._roots)
         self._look_at_s = clock.monotonic_s() + (_LOOK_EARLY_S if is_early else _LOOK_EVERY_S)
@@ -89,9 +90,9 @@ class LastResort:
         if wanted_s > most_s and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "an image of these processes, %s, may take %s, and at most %s of the grace period are left for it: "
+                "an image of these processes (%s) may take %s, and at most %s of the grace period are left for it: "
                 "an image at the deadline may not be complete in time; set --grace to %s or more, if the platform "
-                "grants that",
+                "allows this",
                 format_bytes(num_bytes),
                 format_duration(wanted_s),
                 format_duration(most_s),
@@ -112,7 +113,7 @@ class LastResort:
         return bool(records) and all(record.exit_code is None for record in records)
 
     def freeze(self, before_end: Callable[[str], None]) -> "Frozen":
-        """Freeze the launchers. This is tried once. If it fails, the launchers run on, and end at their deadline.
+        """Freeze the launchers. There is only one try. If it fails, the launchers run on, and end at their deadline.
 
         Args:
             before_end: called with the path of the image when it is committed, before the processes are ended.
@@ -159,7 +160,7 @@ def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
     """The temporary folders of the launchers in process trees, by the root of the tree.
 
     Args:
-        roots: the root processes.
+        roots: the pids of the root processes.
     """
     launchers = running_launchers()
     return {root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [tree_of(root)]}

@@ -69,7 +69,7 @@ def run_watched(plan: LaunchPlan, settings: RunSettings) -> int:
         settings: the options of the run.
 
     Returns:
-        The exit code, as `launch`; 75 if the ranks are in an image.
+        The exit code that `launch` returns; 75 if the ranks are in an image.
 
     Raises:
         UsageError: the location of the images is unknown, or others may write to it.
@@ -201,7 +201,7 @@ class _WatchedRun:
 
     def _set_launcher(self, pid: int) -> None:
         self._launcher = identify(pid)
-        if self._asked_s is not None and self._launcher is not None:  # a signal that arrived before
+        if self._asked_s is not None and self._launcher is not None:  # a signal arrived before the launcher ran
             self._launcher.send(signal.SIGTERM)
 
     def _restore(self) -> bool:

@@ -139,7 +139,7 @@ def _write_large(source: Source, target: Path) -> FileEntry:
 
 
 class _Writer:
-    """One file being written. The page cache is bypassed as long as that is possible."""
+    """A file that is being written. The page cache is bypassed as long as that is possible."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -248,7 +248,7 @@ class Preparing:
 
 
 def digest_source(source: Source) -> FileEntry:
-    """The manifest's entry for a complete image, without writing the file. Fills in the checksums in memory."""
+    """Compute the manifest's entry for a complete image. Fills in the checksums in memory, and writes no file."""
     preparing = Preparing(source)
     preparing.run()
     preparing.wait_for(source.size_bytes)

@@ -174,8 +174,8 @@ def commit_snapshot(
     """Write, digest, fsync and commit a snapshot; then prune older checkpoints.
 
     Each node writes its part. Node 0 commits when it has all parts; the other nodes wait for node 0's outcome. If
-    there is no room for the checkpoint, node 0 first deletes older ones that the policies allow to delete:
-    `thinning`.
+    there is no room for the checkpoint, node 0 first deletes older checkpoints that the policies allow to delete (see
+    `thinning`).
 
     Args:
         snapshot: the snapshot, with the facts that the first rank has sent.
@@ -190,7 +190,7 @@ def commit_snapshot(
     facts = snapshot.facts
     assert facts is not None
     nodes = nodes_of(facts)
-    # Each save has a working folder of its own, so it does not contain files of an earlier save of the same step.
+    # Each save has a working folder of its own, so the folder contains no files of an earlier save of the same step.
     working = WorkingCheckpoint(facts.output, attempt_id=f"{facts.attempt_id}/{facts.save}", step=snapshot.step)
     manifest: Manifest | None = None
     try:
@@ -229,7 +229,7 @@ def commit_snapshot(
 
 
 def _make_room(snapshot: Snapshot, report: Callable[[Event], None], *, has_failed: bool = False) -> int:
-    """On node 0: if there is no room for the checkpoint, delete older ones; see `thinning.make_room`."""
+    """On node 0: if there is no room for the checkpoint, delete older checkpoints; see `thinning.make_room`."""
     facts = snapshot.facts
     assert facts is not None
     output, run_id = facts.output, facts.manifest.run_id

@@ -1,7 +1,7 @@
 """Loads DeepSpeed's universal layout, and then corrects what DeepSpeed leaves out or sets wrongly.
 
-In the universal layout, each weight is whole, in a file of its own, so that any number of ranks can load it. From
-this layout DeepSpeed 0.19 loads neither buffers nor frozen weights. Under stage 3 DeepSpeed gives every group of the
+In the universal layout, each whole weight has a file of its own, so any number of ranks can load the weights. From
+this layout, DeepSpeed 0.19 loads no buffers and no frozen weights. Under stage 3, DeepSpeed gives every group of the
 optimizer the settings of the first group. All weights then also share one step counter, which each group increments.
 """
 
@@ -54,21 +54,22 @@ def check_engine(engine: Any, shapes: dict[str, tuple[int, ...]], *, num_groups:
             hint="use the optimizer of the run that wrote the checkpoint, or start from the beginning with "
             "--from-scratch",
         )
-    # Only the optimizers of stages 1 and 2 have one of these attributes, which lists the weights of each group.
+    # Only the optimizers of stages 1 and 2 have one of these attributes. It lists the weights of each group.
     for group in getattr(engine.optimizer, "bf16_groups", None) or getattr(engine.optimizer, "bit16_groups", ()):
         if all(weight._hp_mapping is None for weight in group):
             raise ConflictError(
-                "a group of the optimizer has so few weights that one of the ranks has none of them, which DeepSpeed "
-                "cannot load after the number of ranks or the stage has changed",
-                hint="use fewer ranks, or the same number as before",
+                "a group of the optimizer has so few weights that one of the ranks has none of them. DeepSpeed "
+                "cannot load such a group after the number of ranks or the stage has changed",
+                hint="use fewer ranks, or the same number of ranks and the same stage as before",
             )
 
 
 @contextlib.contextmanager
 def with_checked_tag(engine: Any, folder: Path, name: str = "latest") -> Generator[None]:
-    """While the block runs, pass the engine the name of the folder to load. The file `name` contains this name.
+    """While the block runs, the engine loads the folder whose name is in the file `name`.
 
-    The engine then does not read the file, whose content could change after this function has checked it.
+    This function reads and checks the file. The engine does not read the file again, because its content could change
+    after the check.
 
     Args:
         engine: a DeepSpeedEngine that loads `folder` without a tag.
@@ -96,7 +97,7 @@ def load_universal(engine: Any, folder: Path, load: Callable[[], None]) -> None:
     Args:
         engine: an engine that `check_engine` has accepted.
         folder: the folder with the layout, as `Universal` writes it.
-        load: makes `engine` load `folder` in the same way as a checkpoint.
+        load: makes `engine` load `folder`, in the same way as it loads a checkpoint.
     """
     inner: torch.optim.Optimizer = engine.optimizer.optimizer
     steps = {id(weight): state.get(_STEP) for weight, state in inner.state.items()}

@@ -2,10 +2,10 @@
 
 Moments are the tensors that the optimizer keeps for each weight, such as `exp_avg`.
 
-Stages 1 and 2 of ZeRO concatenate the weights of a group of the optimizer, and split the result into equal parts, one
-for each rank. Stage 3 splits each single weight into such parts. The layout is that of DeepSpeed 0.19. Files are
-mapped into memory, so that only the requested parts are read. Pickles in the files are read as data: no function or
-class that a pickle names is called.
+Stages 1 and 2 of ZeRO concatenate the weights of each optimizer group, and split the result into equal parts: one for
+each rank. Stage 3 splits each single weight into such parts. DeepSpeed 0.19 writes this layout. Files are mapped
+into memory, so that only the requested parts are read. Pickles in the files are read as data: this module calls no
+function or class that a pickle names.
 """
 
 import math
@@ -24,7 +24,7 @@ from safepoint.foundation.units import plural
 from safepoint.training.state.data_only import load_data
 
 WEIGHT = "fp32"
-"""DeepSpeed's name for the weight itself, as opposed to the optimizer's moments of the weight."""
+"""DeepSpeed's name for the weight itself. The moments of the weight have other names."""
 _KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "ds_version")
 _STEP = "step"
 _NAME = re.compile(r"[^/\x00.][^/\x00]*")
@@ -34,7 +34,7 @@ _NAME = re.compile(r"[^/\x00.][^/\x00]*")
 class _Place:
     """Where a weight lies: the number of its group, its first element in the group's flat tensor, and its shape.
 
-    Under stage 3 each rank has a flat tensor of its own, and `first` is the same in all of them.
+    Under stage 3, each rank has a flat tensor of its own. In all these tensors, `first` is the same.
     """
 
     group: int
@@ -55,7 +55,7 @@ class Partitions:
 
     Raises:
         CheckpointError: the checkpoint's layout is unknown.
-        ConflictError: the checkpoint's content cannot be divided among another number of ranks.
+        ConflictError: the checkpoint cannot be divided among another number of ranks.
         OSError: the checkpoint cannot be read.
     """
 
@@ -91,8 +91,8 @@ class Partitions:
         ]
         self._places = dict(self._find())
         self.moments = self._check_moments()
-        """The names of the moments, such as `exp_avg`: the tensors that the optimizer keeps for each weight, in the
-        size of that weight."""
+        """The names of the moments, such as `exp_avg`. A moment is a tensor of the optimizer with the size of the
+        weight."""
 
     # ---- trained weights ------------------------------------------------------------------------------------
 
@@ -133,14 +133,14 @@ class Partitions:
         return {name: known[name] for name in _KEPT if name in known}
 
     def metadata(self) -> dict[str, Any]:
-        """The engine's own state: steps, scheduler, versions; without any weight."""
+        """The engine's own state, such as steps, scheduler and versions. It contains no weights."""
         left_out = {"module", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "optimizer"}
         return {name: value for name, value in self._models[0].items() if name not in left_out}
 
     # ---- frozen weights and buffers --------------------------------------------------------------------------------
 
     def others(self) -> Iterator[tuple[str, int, Callable[[], torch.Tensor]]]:
-        """For each buffer and frozen weight that was saved: name, size in bytes, and a function that reads it."""
+        """The name of each saved buffer and frozen weight, its size in bytes, and a function that reads it."""
         model = self._models[0]
         module: Mapping[str, Any] = model.get("module") or {}
         buffers: list[str] = model.get("buffer_names") or []
@@ -198,7 +198,7 @@ class Partitions:
         """The pieces of a weight, or of one of its moments, in the order of the ranks that hold them."""
         if self.stage == 3:
             return self._pieces_in_stage_3(place, state)
-        # All parts have this length, except that the last rank's part may lack the padding and be shorter.
+        # All parts have this length. Only the last rank's part may be shorter, because it may lack the padding.
         length = self._flat[0][place.group].numel()
         pieces: list[torch.Tensor] = []
         for rank in range(self._ranks):
@@ -218,7 +218,12 @@ class Partitions:
     # ---- checks --------------------------------------------------------------------------------
 
     def _check_moments(self) -> tuple[str, ...]:
-        """The names of the moments; raises ConflictError if another number of ranks could not load a moment."""
+        """The names of the moments.
+
+        Raises:
+            ConflictError: another number of ranks could not load a moment.
+            CheckpointError: a weight or a moment has too few elements.
+        """
         moments = {name for name in self._state(0, 0) if name != _STEP}
         for name in moments:
             _check_name(name)

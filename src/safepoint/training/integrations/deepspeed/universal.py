@@ -1,9 +1,9 @@
-"""Writes DeepSpeed's universal layout: each weight and each of its moments whole, in its own file.
+"""Writes DeepSpeed's universal layout: each whole weight, and each of its whole moments, in a file of its own.
 
-DeepSpeed has a tool that writes this layout, too. The tool writes every byte twice, and other stages cannot load what
-it writes for stage 3. This module writes every byte once, for the stage that will load the files, and several
-processes can share the work. Buffers and frozen weights, which the layout does not include, are written beside the
-layout.
+DeepSpeed has a tool that writes this layout, too. The tool writes every byte twice. If the tool converts a checkpoint
+of stage 3, other stages cannot load the result. This module writes every byte once, for the stage that will load the
+files, and several processes can share the work. The layout includes no buffers and no frozen weights. The module
+writes these beside the layout.
 """
 
 import os
@@ -23,7 +23,7 @@ from safepoint.foundation.volumes.needed import shortage
 from safepoint.training.integrations.deepspeed.partitions import WEIGHT, Partitions
 
 OTHERS = "others"
-"""The folder for what DeepSpeed's universal layout does not include."""
+"""The folder for buffers and frozen weights, which DeepSpeed's universal layout does not include."""
 _MODEL_FILE = {True: "zero_pp_rank_0_mp_rank_00_model_states.pt", False: "mp_rank_00_model_states.pt"}
 _IN_STAGE_3 = {"exp_avg", "exp_avg_sq"}
 _FILE_BYTES = 4096
@@ -64,7 +64,7 @@ class Universal:
         return sum(size_bytes for _, size_bytes in self._files())
 
     def _files(self) -> Iterator[tuple[str, int]]:
-        """The paths of all files. Their sizes together are at most the sum of these sizes."""
+        """The path of each file, and a size. The sum of these sizes is an upper bound of the size of all files."""
         for name, size_bytes in self._weights.items():
             yield f"zero/{name}/{WEIGHT}.pt", size_bytes + _FILE_BYTES
             yield from ((f"zero/{name}/{state}.pt", _FILE_BYTES) for state in (*self._partitions.moments, "step"))
@@ -72,12 +72,16 @@ class Universal:
         yield from ((f"common-{number}", _FILE_BYTES) for number in range(3))
 
     def check_room(self) -> None:
-        """Raise StorageError when the disk has too little space, or too few inodes; nothing is written."""
+        """Check that the disk has enough space and inodes. No file is written.
+
+        Raises:
+            StorageError: there is too little space, or there are too few inodes.
+        """
         no_links.make_folders(self._folder)
         why = shortage(self._folder, self._files())
         if why:
             raise StorageError(
-                f"{why}; they are the converted copy of the checkpoint, which this run has to load",
+                f"{why}; these files are the converted copy of the checkpoint, which this run has to load",
                 hint="free some space, or use the same number of ranks and the same stage of ZeRO as before",
             )
 
@@ -87,7 +91,7 @@ class Universal:
         Args:
             index: the number of this share, from 0.
             count: the number of shares; other processes write the other shares.
-            watch: called with the number of bytes of this share that are written so far, and the size of this share.
+            watch: called with the number of bytes of this share that were written, and the size of this share.
 
         Raises:
             StorageError: a file cannot be written.
@@ -145,7 +149,8 @@ class Universal:
 def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
     """The files of share `index`, with their sizes.
 
-    Files are assigned in the order of their sizes, the largest first, each to the share that is the smallest so far.
+    The files are assigned in the order of their sizes, the largest first. Each file is assigned to the share that is
+    the smallest so far.
     """
     loads = [0] * count
     mine: dict[str, int] = {}
@@ -159,10 +164,10 @@ def _share(sizes: dict[str, int], index: int, count: int) -> dict[str, int]:
 
 @contextmanager
 def _without_checksums() -> Generator[None]:
-    """A context in which `torch.save` leaves out the checksums.
+    """While the block runs, `torch.save` leaves out the checksums.
 
-    Computing them takes as long as writing the files, and no reader checks them. In some releases of torch the
-    option belongs to the whole process, so only one thread at a time may change it.
+    To compute the checksums takes as long as to write the files, and no reader checks them. In some releases of torch
+    the option belongs to the whole process, so only one thread at a time may change it.
     """
     with _CHECKSUMS_LOCK:
         before = torch.serialization.get_crc32_options()

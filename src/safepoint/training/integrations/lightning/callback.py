@@ -1,8 +1,8 @@
 """The callback that a script passes to Lightning's Trainer.
 
-A step ends when Lightning has done everything that follows a batch, including validation. The last step of an epoch
-ends with the epoch. At these points Lightning's loops can be left and entered again without repeating or omitting
-work.
+A step ends when Lightning has done all work that follows a batch, including validation. The last step of an epoch
+ends with the epoch. At these points, Lightning's loops can be left and entered again, and no work is repeated or
+left out.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,9 @@ class SafepointCallback(Checkpoint):
     adds stays.
 
     Args:
-        output_dir: a folder or an object store for checkpoints; `--output-dir` overrides it.
-        save_steps: optimizer steps between checkpoints; `--save-steps` overrides it. None: save only on request and
-            at the end.
+        output_dir: a folder or an object store for checkpoints; `--output-dir` overrides this value.
+        save_steps: optimizer steps between checkpoints; `--save-steps` overrides this value. None saves only on
+            request and at the end.
     """
 
     def __init__(self, output_dir: str | Path | None = None, save_steps: int | None = None) -> None:
@@ -111,8 +111,8 @@ class SafepointCallback(Checkpoint):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
-        # Lightning has installed its own SIGTERM handler, which makes a collective call, and stops the rank within a
-        # step. Replace it.
+        # Lightning has installed its own SIGTERM handler. It makes a collective call, and stops the rank within a
+        # step. Replace this handler.
         if self._training is not None and self._context is not None:
             self._context.termination.reinstall_handlers()
 
@@ -150,7 +150,7 @@ class SafepointCallback(Checkpoint):
     # ---- where hooks are not enough -------------------------------------------------------------------------------
 
     def _override(self, data: LightningData, parts: LightningParts, folder: Path | None) -> None:
-        """Override the methods with which Lightning restores, makes its loaders, and begins and ends its loops."""
+        """Override the methods in which Lightning restores, makes its loaders, and begins and ends its loops."""
         connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
 
@@ -199,8 +199,8 @@ class SafepointCallback(Checkpoint):
 
         def begin_batches(original: Callable[[], None]) -> None:
             original()
-            # The checkpoint was saved after all work that follows its last batch. So Lightning must not repeat any of
-            # this work, and must end this epoch like any other epoch.
+            # The checkpoint was saved after all work that follows its last batch. So Lightning must not repeat this
+            # work, and must end this epoch like any other epoch.
             fit._restarting = epoch._restarting = False
 
         def end_batch(original: Callable[[Any], None], fetcher: Any) -> None:
@@ -228,9 +228,9 @@ class SafepointCallback(Checkpoint):
             self._overrides.override(place, name, instead)
 
     def _check_restored(self, trainer: Any) -> None:
-        """Check a checkpoint of this run that Lightning restores for a test, as with `test(ckpt_path="best")`.
+        """Check each checkpoint of this run that Lightning restores for a test, such as `test(ckpt_path="best")`.
 
-        After the training, Lightning reads it again, and others may have replaced it.
+        Lightning reads the checkpoint after the training. By then, another user may have replaced it.
         """
         if self._context is None or self._root is None:
             return
@@ -246,7 +246,7 @@ class SafepointCallback(Checkpoint):
         self._overrides.override(trainer._checkpoint_connector, "_restore_modules_and_callbacks", restore)
 
     def _resume(self, data: LightningData) -> None:
-        """Restore what Lightning has not loaded: a stop request, metrics, and where its loops continue."""
+        """Restore what Lightning has not loaded: a stop request, metrics, and the positions of its loops."""
         trainer, fit = self._trainer, self._trainer.fit_loop
         trainer.should_stop = bool(self._saved.get("should_stop"))
         trainer._logger_connector._callback_metrics.update(_checked_metrics(self._saved.get("metrics", {})))
@@ -271,7 +271,7 @@ class SafepointCallback(Checkpoint):
         self._training.step(loss=self._loss, must_save=must_save)
 
     def _metrics(self) -> dict[str, Any]:
-        """The logged metrics, not yet computed: computing them is a collective call."""
+        """The logged metrics. They are not computed here, because their computation is a collective call."""
         return dict(getattr(self._trainer._logger_connector, "_callback_metrics", {}))
 
     def _close(self, error: BaseException | None) -> None:
@@ -282,7 +282,7 @@ class SafepointCallback(Checkpoint):
 
 
 def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
-    """Return the metrics of a checkpoint. Each must be a dense tensor with one number, because later saves read it.
+    """Return the metrics of a checkpoint. Later saves read them, so each must be a dense tensor with one number.
 
     Raises:
         ValueError: a metric is not such a tensor, or its values are not in memory.

@@ -17,7 +17,7 @@ from safepoint.training.state.rng import restore_rng
 
 
 class TrackedLoader:
-    """Wraps a loader, and tracks the position in it. All other attributes are those of the wrapped loader.
+    """Wraps a loader, and tracks the position in it. All other attributes come from the wrapped loader.
 
     Args:
         loader: the loader, as Lightning has prepared it.
@@ -92,7 +92,7 @@ class LightningData:
         self._resumed: Position | None = None
         self._rng: dict[str, Any] = {}
         self.is_between_epochs = False
-        """Whether an epoch has ended and the next one has not started."""
+        """Whether an epoch has ended and the next epoch has not started."""
 
     def track(self, loader: Any) -> TrackedLoader:
         """Wrap a loader for training."""
@@ -152,8 +152,8 @@ class LightningData:
         """
         if position.batches and position.loader is None:
             raise ConflictError(
-                "the checkpoint is from the middle of an epoch, which Lightning cannot continue with another number "
-                "of ranks or another batch size; training was not started",
+                "the checkpoint is from the middle of an epoch. Lightning cannot continue this epoch with another "
+                "number of ranks or another batch size; training was not started",
                 hint="use the number of ranks and the batch size of the run that wrote the checkpoint, resume from "
                 "the end of an epoch, or start from the beginning with --from-scratch",
             )
@@ -162,7 +162,7 @@ class LightningData:
         restore_rng(rng)
 
     def begin_loop(self) -> None:
-        """In a resumed run, set the positions of the loaders, which Lightning has just made."""
+        """In a resumed run, set the positions of the loaders. Lightning has just made the loaders."""
         position = self._resumed
         if position is None:
             return
@@ -173,7 +173,7 @@ class LightningData:
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
         if position.batches:
-            # Start the fetcher again: for a stream, it has already read ahead, from the start of the stream.
+            # Start the fetcher again: if the data is a stream, the fetcher has already read the start of the stream.
             iter(self._trainer.fit_loop._data_fetcher)
 
     def begin_epoch(self) -> None:

@@ -29,7 +29,7 @@ _MODEL = "model.ckpt"
 _COPIED = {"state_dict", "optimizer_states"}
 """The parts of a checkpoint that may stay mapped until they are copied; see `restore_states`."""
 _COUNTS = {"total", "current", "_batches_that_stepped"}
-"""The parts of the state of a loop that are counts, or hold them."""
+"""The entries in the state of a loop that are counts, or contain counts."""
 _SCORES = ("best_model_score", "current_score", "kth_value")
 _log = logging.getLogger("safepoint")
 
@@ -46,7 +46,7 @@ class LightningParts(Parts):
         super().__init__(place)
         self._trainer = trainer
         self._is_mapped = True
-        """Whether tensors of the checkpoint that is loaded may be mapped from its file."""
+        """Whether tensors may be mapped from the file of a checkpoint when it is loaded."""
 
     def modules(self) -> list[torch.nn.Module]:
         """The LightningModule."""
@@ -75,7 +75,7 @@ class LightningParts(Parts):
         """Do nothing: Lightning has already loaded the state, through `restore`."""
 
     def restore(self, folder: Path, weights_only: bool | None, restore: Callable[[Path, bool | None], None]) -> None:
-        """Restore modules and callbacks from a checkpoint; Lightning keeps the rest for later.
+        """Restore modules and callbacks from a checkpoint. Lightning restores the rest later, in `restore_states`.
 
         Args:
             folder: the folder of the checkpoint.
@@ -84,14 +84,14 @@ class LightningParts(Parts):
 
         Raises:
             ConflictError: Lightning did not write the checkpoint.
-            UsageError: the checkpoint is damaged, or it contains objects that were not allowed.
+            UsageError: the checkpoint is damaged, or contains objects that the script has not allowed.
         """
         if not (folder / STATE).exists():
             raise ConflictError(
                 f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer; training was not started",
                 hint="resume with the script that wrote it, or start from the beginning with --from-scratch",
             )
-        # With weights_only=False, the user trusts the file.
+        # weights_only=False says that the user trusts the file.
         checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
         self._is_mapped = not self._has_hook()
         with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
@@ -138,14 +138,13 @@ class LightningParts(Parts):
     def _checked_callbacks(self) -> Generator[None]:
         """While the block runs, check the states that Lightning's own callbacks load.
 
-        A callback does not check its state. With a value of another kind, such as a text as the best score, each
-        start of the run would fail in a later epoch.
+        A callback does not check its state. If a value had another type, such as a text as the best score, each start
+        of the run would fail in a later epoch.
 
-        A ModelCheckpoint loads no state that names a file which it cannot have written.
-
+        If a state of ModelCheckpoint names a file that this callback cannot have written, the state is not loaded.
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
-        one of these files, by default without restricting what its pickle may call. So a state in a checkpoint that
-        someone else has written must not name files elsewhere.
+        one of these files, and by default does not restrict what its pickle may call. Another person may have written
+        the checkpoint. So its states must not name files elsewhere.
 
         The state is checked when the callback gets it, and not when the file is read. In between, Lightning renames
         the states of older releases, and moves values into them.
@@ -166,14 +165,14 @@ def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
         own: dict[str, Any] = callback.state_dict()
         for name, value in state_dict.items():
             if name in own and not _is_alike(value, own[name]):
-                raise ValueError(f"{name!r} of {type(callback).__name__} has another type than the callback's own")
+                raise ValueError(f"{name!r} of {type(callback).__name__} has another type than the callback's value")
         original(state_dict)
 
     return temporarily(callback, load_state_dict=load_state_dict)
 
 
 def _is_alike(value: Any, own: Any) -> bool:
-    """Whether a value from a checkpoint can replace a callback's own. None stands for a value not known yet."""
+    """Whether a value from a checkpoint can replace a callback's own value. None means that it is not known yet."""
     kind = cast("type[Any]", type(own))
     if value is None or own is None:
         return True
@@ -198,7 +197,7 @@ def _with_own_paths(callback: ModelCheckpoint) -> contextlib.AbstractContextMana
             return
         _log.warning(
             "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
-            "best models are chosen among new ones",
+            "best models are chosen among new models",
             printable(repr(other)),
             callback.dirpath,
         )
@@ -207,7 +206,7 @@ def _with_own_paths(callback: ModelCheckpoint) -> contextlib.AbstractContextMana
 
 
 def _check_scores(state: dict[str, Any]) -> None:
-    """Check the scores in the state of a ModelCheckpoint, which compares them with those of later epochs.
+    """Check the scores in the state of a ModelCheckpoint. It will compare them with the scores of later epochs.
 
     Raises:
         ValueError: a score is not a tensor with one number.
@@ -221,7 +220,7 @@ def _check_scores(state: dict[str, Any]) -> None:
 
 
 def _check_counts(state: Any, *, are_counts: bool = False) -> None:
-    """Check the counts in the state of Lightning's loops. Lightning loads them unchecked, and manifests contain them.
+    """Check the counts in the state of Lightning's loops. Lightning does not check them, and manifests contain them.
 
     Args:
         state: the state of the loops, or a part of this state.
@@ -238,7 +237,7 @@ def _check_counts(state: Any, *, are_counts: bool = False) -> None:
 
 
 def _other_path(state: Any, callback: ModelCheckpoint) -> object:
-    """Return a path in the state of a ModelCheckpoint that is not one of its files; None if all are its files."""
+    """Return a path in the state of a ModelCheckpoint that names no file of this callback; None if there is none."""
     if not isinstance(state, dict):
         return None
     known = cast("dict[str, Any]", state)
@@ -264,13 +263,13 @@ def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
 class DirectCheckpointIO(CheckpointIO):
     """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
 
-    Lightning's own plugin serializes into memory first. Then twice the size of the state is needed in memory, and
-    Safepoint could not intercept the tensors, which its keeper (the process that writes snapshots) has to write. See
-    `lightning.pytorch.plugins.CheckpointIO`.
+    Lightning's own plugin serializes into memory first. This needs twice the size of the state in memory. Safepoint
+    also could not intercept the tensors then, and its keeper (the process that writes snapshots) has to write them.
+    See `lightning.pytorch.plugins.CheckpointIO`.
 
     Args:
-        is_mapped: whether the tensors of the model and of the optimizers are mapped from the file. Then the model has
-            to copy them.
+        is_mapped: whether the tensors of the model and of the optimizers are mapped from the file. If so, they have
+            to be copied later.
     """
 
     def __init__(self, *, is_mapped: bool = False) -> None:
@@ -289,8 +288,8 @@ class DirectCheckpointIO(CheckpointIO):
         Args:
             path: the path of the file.
             map_location: ignored; Lightning copies what it needs to the device.
-            weights_only: the script's argument to Lightning. Only False allows objects other than tensors and plain
-                values: to load such an object can run code.
+            weights_only: the script's argument to Lightning. False allows all objects, and to load an object can run
+                code. Other values allow only tensors and plain values.
 
         Raises:
             UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.
@@ -306,7 +305,7 @@ class DirectCheckpointIO(CheckpointIO):
             return {name: one if name in _COPIED else unmapped(one) for name, one in found.items()}
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # hostile content may raise anything
+        except Exception as error:  # hostile content may raise any error
             if weights_only is False:
                 raise
             raise UsageError(

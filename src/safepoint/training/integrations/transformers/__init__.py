@@ -1,15 +1,15 @@
-"""Hugging Face Trainer, and every trainer built on it: hooked when the user's script imports transformers.
+"""Hooks Hugging Face's Trainer, and every trainer that is based on it, when the user's script imports transformers.
 
 - `arguments`: the options that were given to `safepoint run` replace the script's own.
 - `hook`: lets Safepoint save, stop and resume every `train()` of the process.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
 - `trainer_loop`: runs the Trainer's own `_save_checkpoint` in a working folder.
 - `only_rank`: trains the model of a job's only rank as it is.
-- `own_save`: redirects what a subclass in the script writes in its own `_save_checkpoint`.
+- `own_save`: redirects the files that a subclass in the script writes in its own `_save_checkpoint`.
 - `hub`: keeps Safepoint's own files out of uploads to the Hugging Face Hub.
 - `save_callbacks`: which callbacks are notified of saves, and when.
-- `resume`: what an exact resume needs and the Trainer itself does not save or load.
-- `sharding`: how ranks share a model, and how a checkpoint or a final model is made of their shares.
+- `resume`: the state that an exact resume needs, and that the Trainer itself does not save or load.
+- `sharding`: how the ranks divide a model, and how a checkpoint or a final model is made of their parts.
 """
 
 import functools
@@ -46,14 +46,14 @@ def install(context: RankContext) -> None:
 def install_before_ranks() -> None:
     """Hook uploads in a process from which ranks are copied.
 
-    Other modules take the function `upload_folder` from the hooked module when they are imported, which is before
-    `install` is called in the copy.
+    Other modules import the function `upload_folder` from the hooked module. They do this before `install` is called
+    in the copy.
     """
     after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=_OutputsOfRank()))
 
 
 def prepare_before_ranks() -> None:
-    """If the Trainer is imported, make transformers build the tables that it would otherwise build in each rank."""
+    """If the Trainer is imported, make transformers build its tables now, so that not each rank has to build them."""
     if "transformers.trainer" in sys.modules:
         build_mappings("")
 

@@ -65,8 +65,8 @@ def _is_for_cpus(args: Any) -> bool:
 def apply_settings(args: Any, context: RankContext) -> None:
     """Set the given options on `args`.
 
-    The context, not `args`, records which object store a folder belongs to: libraries copy `args`, and a copy keeps
-    only the name of the folder.
+    The context records which object store a folder belongs to. `args` does not record this, because libraries copy
+    `args`, and a copy keeps only the name of the folder.
     """
     settings = context.settings
     wanted = settings.output_dir or args.output_dir
@@ -109,7 +109,7 @@ def finish_settings(args: Any, context: RankContext) -> None:
     """Apply the options once more at `train()`, because scripts change arguments after they were validated.
 
     Raises:
-        UsageError: the script has a setting with which a run cannot be resumed.
+        UsageError: because of a setting in the script, the run could not be resumed.
     """
     from transformers.trainer_utils import SaveStrategy
 
@@ -135,9 +135,9 @@ def finish_settings(args: Any, context: RankContext) -> None:
 def written_once(args: Any) -> contextlib.AbstractContextManager[None]:
     """Set `save_on_each_node` to False during a training, so that one rank writes each file of a checkpoint.
 
-    With True, each node would write files with the same names but different content, because the Trainer records its
-    rank in some of them. The setting is restored after the training, so what the script itself saves is written on
-    each node.
+    If the setting were True, each node would write files with the same names but different content, because the
+    Trainer records its rank in some files. The setting is restored after the training. So each node writes the files
+    that the script itself saves.
     """
     if args.save_on_each_node:
         _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")

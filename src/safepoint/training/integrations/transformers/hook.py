@@ -69,7 +69,7 @@ def hook_trainer(module: ModuleType, context: RankContext) -> None:
 
     @functools.wraps(save_model)
     def save_model_unless_interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # A script that catches SystemExit must not save a half-trained model as the final one.
+        # A script that catches SystemExit must not save a half-trained model as the final model.
         context.outcome.check_not_interrupted()
         return save_model(self, *args, **kwargs)
 
@@ -78,7 +78,7 @@ def hook_trainer(module: ModuleType, context: RankContext) -> None:
 
 
 def _missing(module: ModuleType, trainer_class: Any) -> list[str]:
-    """The methods, attributes and functions that Safepoint needs and this release lacks."""
+    """The methods, attributes and functions that Safepoint needs, and that this release does not have."""
     contents = cast("dict[str, Any]", trainer_class.__dict__)
     methods = [inspect.unwrap(one) for one in contents.values() if inspect.isfunction(one)]
     named = {name for method in methods for name in method.__code__.co_names}

@@ -1,11 +1,11 @@
-"""Redirects what a script's own `_save_checkpoint` writes.
+"""Redirects the files that a script's own `_save_checkpoint` writes.
 
 A subclass may add files to a checkpoint. Safepoint first writes each checkpoint in a working folder, so the files
-have to go there. The subclass's code names the checkpoint's folder in one of two ways:
+must be written there. The subclass's code names the checkpoint's folder in one of two ways:
 
-- `self._get_output_dir(…)/checkpoint-N`, which is the working folder already;
-- `self.args.output_dir/checkpoint-N`, which is not. For this case, this module changes `args.output_dir` to the
-  parent of the working folder while the subclass's code runs.
+- `self._get_output_dir(…)/checkpoint-N`. This is the working folder already.
+- `self.args.output_dir/checkpoint-N`. This is another folder. So this module changes `args.output_dir` to the parent
+  of the working folder while the subclass's code runs.
 
 The code of transformers and TRL must read the real output folder, because it stores `args.output_dir` in the files
 that it saves. Other files that the subclass writes to `args.output_dir` are moved to the real output folder after the

@@ -1,9 +1,9 @@
-"""One call of `Trainer.train()` under Safepoint: where the training starts, the vote at each step, how it ends.
+"""One call of `Trainer.train()` under Safepoint: the start of the training, the vote in each step, and the end.
 
 The vote is a small all-reduce, by which every rank receives the requests of all ranks to save or stop. The loop
-itself is that of the Trainer. During the call, some methods of this Trainer object are overridden
+itself is the Trainer's own loop. During the call, some methods of this Trainer object are overridden
 (`TrainerRun._override`), and one callback is added. The overrides and the callback observe and stop the loop, and do
-not change what it computes.
+not change what the loop computes.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class TrainerRun(TrainerCallback):
         trainer: a `transformers.Trainer`, about to train.
 
     Raises:
-        UsageError: the script has settings with which a run cannot be resumed.
+        UsageError: because of a setting in the script, the run could not be resumed.
         PeerError: the ranks cannot connect to each other.
     """
 
@@ -180,7 +180,7 @@ class TrainerRun(TrainerCallback):
                 resume_from,
             )
             return resume_from
-        # Do not pass on a True of the script: with True, the Trainer would load any folder that is named like a
+        # If the script's value is True, do not pass it on: the Trainer would load any folder that is named like a
         # checkpoint, or fail if there is no such folder.
         return None
 
@@ -206,8 +206,8 @@ class TrainerRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is loaded: restore the state that the Trainer does not save, and do the deferred work."""
-        # When to log, evaluate and save follows from the script's arguments and the options, not from the values in
-        # the checkpoint.
+        # The script's arguments and the options decide when to log, evaluate and save. The values in the checkpoint
+        # are ignored.
         state.compute_steps(args, int(state.max_steps))
         self._callbacks.loop_begins()
         self._boundary.loop_begins()
@@ -219,7 +219,7 @@ class TrainerRun(TrainerCallback):
         self._resume.deferred_work_done()
 
     def _do_deferred(self, pending: DeferredWork) -> None:
-        """Do the work that was due at the checkpoint's step and was deferred."""
+        """Do the work that was due at the checkpoint's step, and that was deferred."""
         trainer = self._trainer
         if pending.evaluate:
             self._pending = dataclasses.replace(pending, evaluate=False, save=False)
@@ -334,7 +334,7 @@ class TrainerRun(TrainerCallback):
     def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         is_due = not kwargs.get("skip_scheduler", False)
         if not is_due and self._start.point is not None:
-            return {}  # an evaluation by `eval_on_start`: an earlier start of the run has logged it already
+            return {}  # an evaluation by `eval_on_start`: an earlier attempt of the run has logged it already
         is_save_due = is_due and bool(self._trainer.control.should_save)
         pending = dataclasses.replace(self._pending, evaluate=is_due, save=is_save_due)
         self._evaluating = self._rollback_point(pending, with_buffers=False)
@@ -358,7 +358,7 @@ class TrainerRun(TrainerCallback):
         self._push = original
 
     def _push_to_hub(self, trigger: Trigger) -> None:
-        """Wait for the end of a periodic save, and push the checkpoint to the Hub. Other saves are not pushed."""
+        """After a periodic save, wait for its end, and push the checkpoint to the Hub. Other saves are not pushed."""
         is_pushed = self._trainer.args.push_to_hub and trigger == Trigger.PERIODIC
         if is_pushed and any(self._peers.gather(self._push is not None)):
             self._boundary.saves.finish()
@@ -368,7 +368,7 @@ class TrainerRun(TrainerCallback):
     def _rank_state(self) -> RankState:
         state = self._trainer.state
         ends = self._pending.complete or self._trainer.control.should_training_stop or self._resume.is_complete
-        # At the last step, `complete` is False: a run with more steps must be able to continue from this checkpoint.
+        # At the last step, `complete` is False, so that a run with more steps can continue from this checkpoint.
         complete = bool(ends) and not self._step >= state.max_steps > 0
         loader = self._resume.loader_state if self._gone_back_to is None else self._gone_back_to.loader_state
         return RankState(
@@ -400,7 +400,7 @@ class TrainerRun(TrainerCallback):
     def _finalize(
         self, original: Callable[..., Any], trial: Any, num_train_samples: Any, start_time: float, *rest: Any
     ) -> Any:
-        # Save now. The script's own code runs after this method, and a signal there must not lose the training.
+        # Save now. After this method, the script's own code runs. A signal in this code must not lose the training.
         self._pending = DeferredWork(complete=True)
         self._boundary.save_last_step()
         self._callbacks.notify()
@@ -458,6 +458,6 @@ class TrainerRun(TrainerCallback):
 def _load_only_data(
     original: Callable[..., Any], checkpoint: Any = None, *args: Any, parts: tuple[Any, ...] = (), **kwargs: Any
 ) -> Any:
-    """Call a loading method of the Trainer so that it loads data only: code in a pickle file is not executed."""
+    """Call a loading method of the Trainer. The method loads only data: no code in a pickle file is executed."""
     with only_data(checkpoint, *parts) if checkpoint is not None else contextlib.nullcontext():
         return original(checkpoint, *args, **kwargs)

@@ -21,8 +21,8 @@ _TRACKERS: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: False,
     "SwanLabCallback": lambda one: False,
 }
-"""For each callback class of transformers that overrides `on_save`: a function that returns whether an instance reads
-checkpoints."""
+"""Name of a callback class of transformers that overrides `on_save` → a function that returns whether an instance
+reads checkpoints."""
 _TRACKERS_MODULE = "transformers.integrations.integration_utils"
 
 
@@ -33,7 +33,7 @@ class SaveCallbacks:
         context: the context of this rank.
         trainer: the trainer that has the callbacks.
         peers: all ranks.
-        boundary: what the training does between two steps, such as its saves.
+        boundary: does the work between two steps, such as saves.
     """
 
     def __init__(self, context: RankContext, trainer: Any, peers: Peers, boundary: Boundary) -> None:
@@ -49,7 +49,7 @@ class SaveCallbacks:
         reader = first_reader(self._trainer.callback_handler.callbacks)
         if reader is not None:
             self._context.log.info(
-                "%s may read every checkpoint, so training waits until each one is written", reader
+                "%s may read every checkpoint, so training waits until each checkpoint is written", reader
             )
         self._must_wait = any(self._peers.gather(reader is not None))
 
@@ -67,7 +67,7 @@ class SaveCallbacks:
         finally:
             if boundary.saves.pending_step is None:
                 boundary.saver.adopt_added_files()
-                boundary.saver.prune()  # only now, when the manifest lists the files that the callbacks added
+                boundary.saver.prune()  # only now, because the manifest must first list the callbacks' files
 
     def notify(self) -> None:
         """Call `on_save` for the last save, if the Trainer itself has not called it."""

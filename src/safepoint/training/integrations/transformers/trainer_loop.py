@@ -34,7 +34,7 @@ from safepoint.training.state.strategy import (
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
-"""A part of an optimizer's name → how many tensors this optimizer keeps for each parameter; all others keep two."""
+"""A part of an optimizer's name → how many tensors it keeps for each parameter. Other optimizers keep two."""
 
 
 class TrainerLoop:
@@ -45,7 +45,7 @@ class TrainerLoop:
         peers: all ranks.
         resume: how this training started.
         rank_state: returns the current state that the Trainer itself does not save.
-        base: identifies the base model of adapters, see `Manifest.base`; None without adapters.
+        base: identifies the base model of adapters, see `Manifest.base`. None if the whole model is saved.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TrainerLoop:
         return 1.0 if self._trainer.args.should_save else 0.0
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """The model's parameters. With adapters: only the trainable ones.
+        """The model's parameters. If only adapters are saved, only the trainable parameters.
 
         A checkpoint of adapters contains almost nothing else.
         """
@@ -106,7 +106,7 @@ class TrainerLoop:
         return [innermost(self._trainer.optimizer)]
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
-        """See `TrainingLoop`; with the position in the data, and the metrics of this step's evaluations."""
+        """See `TrainingLoop`. The facts include the position in the data, and the metrics of this step."""
         geometry, epoch = self._resume.geometry, float(self._trainer.state.epoch or 0.0)
         return ManifestFacts(
             run_id=attempt.run_id,
@@ -151,8 +151,9 @@ class TrainerLoop:
     def _without_base(self) -> contextlib.AbstractContextManager[None]:
         """Keep the base model out of a checkpoint of adapters.
 
-        DeepSpeed itself leaves out the frozen weights, but not the entries (scales and tables) that quantized frozen
-        weights add under their names. These entries belong to the base model and are loaded with it.
+        DeepSpeed itself leaves out the frozen weights. If they are quantized, they add further entries (scales and
+        tables) under their names. DeepSpeed does not leave out these entries. They belong to the base model, and are
+        loaded with it.
         """
         if self._base is None or not self._trainer.is_deepspeed_enabled:
             return contextlib.nullcontext()
@@ -211,8 +212,8 @@ class TrainerLoop:
         def output_dir(trial: Any = None) -> str:
             return str(root)
 
-        # If `best_global_step` were set, the Trainer would wait at a barrier, where the other ranks would hang if the
-        # disk of one rank is full. The Trainer would also look for the best checkpoint in the working folder.
+        # If `best_global_step` were set, the Trainer would wait at a barrier. If the disk of one rank were full, the
+        # other ranks would hang there. The Trainer would also look for the best checkpoint in the working folder.
         # `_finish_trainer_state` sets the best checkpoint instead.
         with (
             temporarily(self._trainer, _get_output_dir=output_dir),

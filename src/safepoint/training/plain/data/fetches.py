@@ -4,10 +4,10 @@ A fetch reads the samples of a batch and puts the batch together. It may draw ra
 collator that masks tokens, or in an augmentation. An exact resume has to draw the same numbers again.
 
 - Accelerate and Lightning fetch a batch before the loop trains on the previous batch. So at the end of a step, the
-  fetch of the next batch has already drawn its random numbers, and a resume has to fetch this batch again. For a
+  next batch is fetched already, and has drawn its random numbers. A resume has to fetch this batch again. For a
   loader without workers, this module copies the random number states before the samples of each batch are read. A
-  resume restores the copy that was made for this batch, fetches the batch, and only then restores the states that the
-  checkpoint has for the end of the step.
+  resume restores the copy that was made for this batch, and fetches the batch. Only then it restores the states that
+  the checkpoint has for the end of the step.
 - Each worker of a loader has random number states of its own. These states are saved for map-style data, if the
   loader itself keeps no state. A persistent worker sends its states with each batch. Any other worker sends them only
   after it has drawn a number. A resume starts the new workers with these states. The workers read batches in turn. So
@@ -41,7 +41,7 @@ from safepoint.training.state.rng import capture_host_rng, capture_rng, generato
 WHERE = "the position of the data loader in the checkpoint"
 """How messages name the state of a loader."""
 _COUNTS = ("_num_yielded", "_sampler_iter_yielded")
-"""The attributes of torchdata's iterators that count batches. They come from the state without a check."""
+"""The attributes of torchdata's iterators that count batches. torchdata sets them from a state without a check."""
 _log = logging.getLogger("safepoint")
 
 
@@ -55,7 +55,7 @@ class _Resume:
         first_new: the number of the first fetch that the original run made after the checkpoint's step.
             `restore_step` is called before this fetch.
         skips: whether the sampler leaves out the indices of the fetches before `start`.
-        has_state: whether the loader has loaded its own state, which it uses when it makes its iterator.
+        has_state: whether the loader has loaded its own state. The loader uses this state when it makes its iterator.
         draws_extra_seed: see `Fetches.resume`.
         rng: the random number states for the fetch `first`; empty if they are not known.
         workers: the states of the workers before the fetch `start`; empty if they are not known.
@@ -85,7 +85,7 @@ class Fetches:
         self._loader = loader
         self._base: Any = getattr(loader, "base_dataloader", loader)
         self.is_followed = _is_torchs(self._base)
-        """Whether this class can follow the fetches of the loader: a loader of torch or of Accelerate."""
+        """Whether the fetches of the loader are followed: True for a loader of torch or of Accelerate."""
         self._number = 0
         self._rng: dict[int, dict[str, Any]] = {}
         self._resume: _Resume | None = None
@@ -124,11 +124,11 @@ class Fetches:
         return 1
 
     def state(self, *, num_ahead: int | None = None) -> dict[str, Any]:
-        """What `resume` needs, for a checkpoint.
+        """The state that a checkpoint stores for `resume`.
 
         Args:
-            num_ahead: how many batches were fetched but not trained on. With None, this is 1 for a loader prepared by
-                Accelerate that has not reached its last batch, and otherwise 0.
+            num_ahead: how many batches were fetched but not trained on. None means 1 if Accelerate has prepared the
+                loader and the loader has not reached its last batch. In all other cases, None means 0.
         """
         if num_ahead is None:
             num_ahead = int(self._is_ahead and not self._loader.end_of_dataloader)
@@ -141,7 +141,7 @@ class Fetches:
 
     @property
     def state_between_epochs(self) -> dict[str, Any]:
-        """Like `state`, for the end of an epoch: the states of persistent workers; empty for every other loader."""
+        """Like `state`, for the end of an epoch: the states of persistent workers. Empty if there are none."""
         return _of_workers(self._newest) if self._num_workers and self._base.persistent_workers else {}
 
     def resume(
@@ -161,11 +161,11 @@ class Fetches:
             saved: what `state` has returned.
             restore_step: sets the random number states that the checkpoint has for the end of its step. The function
                 is called before the first fetch that the original run made after this step, or by `finish`.
-            skips: whether to leave out, by their indices, the batches that were trained on. If neither `skips` nor
-                `is_read` is true, the loader's own state leaves them out.
-            is_read: whether the caller reads these batches and drops them.
+            skips: whether the sampler leaves out the indices of the batches that were trained on. If `skips` and
+                `is_read` are both false, the loader starts after these batches, because of its own state.
+            is_read: whether the caller reads the batches that were trained on, and drops them.
             draws_extra_seed: whether the workers are persistent and this is not the first epoch. If so, the new
-                loader draws a seed for its workers, which an uninterrupted run would not draw.
+                loader draws a seed for its workers. An uninterrupted run would not draw this seed.
 
         Raises:
             CheckpointError: `saved` is invalid.
@@ -196,7 +196,7 @@ class Fetches:
         )
 
     def finish(self) -> None:
-        """If `resume` was called, call its `restore_step`, unless that was done already."""
+        """Call the `restore_step` that `resume` has received, if it was not called before."""
         resume, self._resume = self._resume, None
         if resume is not None:
             resume.restore_step()
@@ -280,7 +280,7 @@ class Fetches:
 
 
 def _continued(make_iterator: Callable[[], Any]) -> Any:
-    """Make the iterator of a loader that has loaded a state of its own, which an attacker may have written.
+    """Make the iterator of a loader that has loaded its own state. An attacker may have written this state.
 
     Raises:
         CheckpointError: the loader cannot continue from its state.
@@ -295,8 +295,8 @@ def _continued(make_iterator: Callable[[], Any]) -> Any:
 def _weak_override(override: Any, original: Any) -> Callable[..., Any]:
     """A function that calls the method `override`, with the method `original` as its first argument.
 
-    This function does not keep the objects of the two methods alive, because the workers of a loader end only when
-    its iterator is released. If the object of `override` is gone, the function calls only `original`.
+    The returned function does not keep the objects of the two methods alive, because the workers of a loader end only
+    when its iterator is released. If the object of `override` is gone, the function calls only `original`.
     """
     override_of, original_of = weakref.WeakMethod(override), weakref.WeakMethod(original)
 
@@ -323,13 +323,15 @@ def _checked(saved: Any) -> tuple[dict[str, Any], list[dict[str, Any] | None]]:
     parts: Any = cast("dict[str, Any]", saved) if isinstance(saved, dict) else {}
     rng, workers = parts.get("rng", {}), parts.get("workers", [])
     if not isinstance(rng, dict) or not isinstance(workers, list) or not parts.keys() <= {"rng", "workers"}:
-        raise CheckpointError("the checkpoint has invalid states of random number generators of a data loader")
+        raise CheckpointError(
+            "the checkpoint is damaged: the states of a data loader's random number generators are invalid"
+        )
     states = cast("list[Any]", [rng, *cast("list[Any]", workers)])
     before = capture_rng()
     try:
         for one in states:
             if one:
-                restore_rng(one)  # raises the error of an invalid state now, not in a worker with its first batch
+                restore_rng(one)  # raises the error of an invalid state here, and not later in a worker
     finally:
         restore_rng(before)
     return cast("dict[str, Any]", rng), cast("list[dict[str, Any] | None]", workers)
@@ -346,7 +348,7 @@ class _Fetched:
 
     Args:
         batch: what the loader's own `collate_fn` has returned.
-        rng: the worker's random number states after it has read the batch; None if they can be left out (`_Collate`).
+        rng: the worker's random number states after the read of the batch; None if they can be left out (`_Collate`).
     """
 
     def __init__(self, batch: Any, rng: bytes | None) -> None:
@@ -363,7 +365,7 @@ class _Begin:
 
     Args:
         original: the loader's own `worker_init_fn`.
-        states: the saved states of each worker, in a resumed run; otherwise empty.
+        states: the saved states of each worker; empty if no states are to be set.
     """
 
     initial: bytes | None = None
@@ -388,7 +390,7 @@ class _Collate:
     Args:
         original: the loader's own `collate_fn`.
         is_always: whether to add the states even if they are the worker's initial states. Persistent workers need
-            that: after a resume, new workers with other initial states take their place.
+            this, because a resume replaces them by new workers, which have other initial states.
     """
 
     def __init__(self, original: Callable[[Any], Any], *, is_always: bool) -> None:
@@ -408,7 +410,7 @@ def _of_workers(packed: list[bytes | None]) -> dict[str, Any]:
 
 
 def _packed(states: dict[str, Any]) -> bytes:
-    """The states as bytes, with an array in place of the tensor, because sending a tensor takes a file descriptor."""
+    """The states as bytes. An array replaces the tensor, because a tensor takes a file descriptor when it is sent."""
     return pickle.dumps({**states, "cpu": states["cpu"].numpy()})
 
 

@@ -1,8 +1,8 @@
 """A position in the data of a loop, and how it changes with the number of ranks or their batch size.
 
-The order of the data depends on the *kind* of the sampler, which is a text: the name of the sampler's class. If
-Accelerate assigns the batches to the ranks, the name has the prefix `ACCELERATED`. If the sampler also has a
-generator of its own, the name can have the suffix `GENERATED`.
+The order of the data depends on the *kind* of the sampler. The kind is a text, which contains the name of the
+sampler's class. If Accelerate assigns the batches to the ranks, the text begins with `ACCELERATED`. If the sampler
+then has a generator of its own, the text can end with `GENERATED`.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from safepoint.training.state.plain_values import TENSORS
 ACCELERATED = "Accelerate's "
 """Prefix of the kind of a sampler whose batches Accelerate assigns to the ranks."""
 GENERATED = " with a generator"
-"""Suffix of the kind of a sampler with its own generator, which Accelerate keeps the same on all ranks."""
+"""Suffix of the kind of a sampler with its own generator. Accelerate keeps this generator the same on all ranks."""
 
 _OPTION = "use --allow-batch-change, which keeps the position in the data only approximately"
 _INDEPENDENT = "DistributedSampler"
-"""A sampler whose order over all ranks does not depend on the number of ranks."""
+"""A sampler of torch. Its order over all ranks does not depend on the number of ranks."""
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
 """Accelerate's samplers whose order does not depend on the number of ranks: all ranks draw the same order, and
 Accelerate assigns its batches to the ranks in turn."""
@@ -46,10 +46,10 @@ class Position:
         epoch: epochs done.
         batches: batches of the running epoch that the loop has received.
         epoch_rng: random number states at the start of the running epoch; None before its first batch.
-        loader: the loader's own state, where it has one; None otherwise.
+        loader: the loader's own state; None if the loader has no such state.
         sampler: the kind of the loader's sampler.
-        generators: states of the generators of loader and samplers at the start of the running epoch; before the
-            epoch's first batch, their current states.
+        generators: states of the generators of loader and samplers at the start of the running epoch. Before the
+            epoch's first batch, these are their current states.
         fetched: see `Fetches.state`.
 
     Raises:
@@ -81,7 +81,7 @@ class DataProgress:
     Args:
         epoch: epochs done.
         batches: batches of the running epoch that the loop has received.
-        num_batches: batches of this rank in an epoch; None when that is not known.
+        num_batches: batches of this rank in an epoch; None if their number is not known.
         batch_size: samples of this rank in a batch.
         sampler: the kind of the loader's sampler.
     """
@@ -124,10 +124,10 @@ def rescale_position(
         manifest: the manifest of the checkpoint.
         data: the progress of this rank before its first batch.
         world_size: number of ranks in this run.
-        allow_change: accept an approximate position instead of an error.
+        allow_change: return an approximate position, and raise no error, if there is no exact position.
 
     Raises:
-        ConflictError: there is no exact position, and an approximate one was not allowed.
+        ConflictError: there is no exact position, and `allow_change` is false.
     """
     before = max(1, manifest.global_batch // manifest.gradient_accumulation)
     now = data.batch_size * world_size
@@ -155,20 +155,20 @@ def rescale_position(
 
 
 def _num_batches_before(position: Position, manifest: Manifest) -> int | None:
-    """Batches of a rank in an epoch when the checkpoint was written; None if that is not known."""
+    """Batches of a rank in an epoch when the checkpoint was written; None if their number is not known."""
     part = manifest.epoch - int(manifest.epoch)
     return round(position.batches / part) if part and position.batches else None
 
 
 def _is_at_epoch_end(position: Position, manifest: Manifest, data: DataProgress) -> bool:
-    """Whether the loop had received all batches of the running epoch; False if `data` does not have their number."""
+    """Whether the loop had received all batches of the running epoch; False if `data.num_batches` is not known."""
     return position.batches > 0 and float(manifest.epoch).is_integer() and data.num_batches is not None
 
 
 def _obstacle(
     position: Position, manifest: Manifest, data: DataProgress, world_size: int, before: int, now: int
 ) -> tuple[str, str]:
-    """Why there is no exact position, and a hint; two empty strings when there is one."""
+    """Why there is no exact position, and a hint; two empty strings if there is an exact position."""
     if before != now:
         fitting = f"give the loader batches of {before // world_size}; or " if before % world_size == 0 else ""
         return f"a batch of all ranks together had {before} samples, and now has {now}", fitting + _OPTION

@@ -1,4 +1,4 @@
-"""Leaves out the batches of an epoch that were already trained on: by their indices, or by reading them."""
+"""Leaves out the batches of an epoch that were already trained on: skips their indices, or reads and drops them."""
 
 import contextlib
 import itertools
@@ -49,8 +49,9 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
     Args:
         loader: a torch DataLoader of map-style data.
         count: how many batches to leave out; for a loader without batches, how many samples.
-        restore: a function that `rng_restorer` has returned, or None. If it is given, the order is drawn when the
-            loader requests an iterator from its sampler, and not when the loader requests the first entry.
+        restore: a function that `rng_restorer` has returned, or None. If it is a function, the order is drawn when
+            the loader requests an iterator from its sampler. If None, the order may be drawn later, when the loader
+            requests the first entry.
     """
     name = _sampler_name(loader)
     skipping = _Skipping(vars(loader)[name], count, restore)
@@ -64,7 +65,7 @@ def without_first_indices(loader: Any, count: int, restore: Callable[[], None] |
 
 
 def rng_restorer(generators: list[torch.Generator]) -> Callable[[], None]:
-    """A function that sets the random number states, also those of `generators`, to the values that they have now."""
+    """Return a function that restores the present random number states, and the present states of `generators`."""
     rng, states = capture_rng(), [generator.get_state() for generator in generators]
 
     def restore() -> None:
@@ -87,7 +88,8 @@ class _Skipping:
     Args:
         sampler: a sampler of single samples, or of batches.
         count: how many entries to leave out.
-        restore: restores the random number states from before the order was drawn; see `without_first_indices`.
+        restore: restores the random number states that were present before the order was drawn; see
+            `without_first_indices`.
     """
 
     def __init__(self, sampler: Any, count: int, restore: Callable[[], None] | None) -> None:

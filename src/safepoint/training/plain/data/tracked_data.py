@@ -11,11 +11,11 @@ The order of an epoch is drawn from the random number states at the start of the
 states, lets the loader draw the order, and afterwards restores the states of the checkpoint's step. The generators of
 the loader and of its samplers are also set to their states at the start of the epoch, and continue from there.
 
-A loader that Accelerate has prepared counts its epochs by itself, and after a resume would count from 0. So this
-module sets the count at the start of each epoch.
+A loader that Accelerate has prepared counts its epochs by itself. After a resume, the loader would count from 0. So
+this module sets the count at the start of each epoch.
 
-Reading a sample may also draw random numbers, for example in an augmentation. The module `fetches` restores the
-states from which they are drawn.
+When a sample is read, random numbers may also be drawn, for example in an augmentation. The module `fetches` restores
+the states from which these numbers are drawn.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -77,7 +77,7 @@ class TrackedData:
             return None
 
     def progress(self) -> DataProgress:
-        """See `DataSource`; the size of a batch is 1 when the loader does not state it."""
+        """See `DataSource`; the size of a batch is 1 if the loader does not state its size."""
         size = getattr(self.loader, "batch_size", None)
         if size is None:
             size = getattr(getattr(self.loader, "batch_sampler", None), "batch_size", None)
@@ -91,7 +91,7 @@ class TrackedData:
 
     @property
     def sampler(self) -> str:
-        """The kind of the loader's sampler; for a loader prepared by Accelerate, the kind of the script's sampler."""
+        """The kind of the loader's sampler. For a loader of Accelerate, the kind of the script's sampler."""
         if not _is_accelerates(self.loader):
             return type(getattr(self.loader, "sampler", None)).__name__
         batches: Any = getattr(self.loader, "batch_sampler", None)
@@ -140,8 +140,8 @@ class TrackedData:
             rng: the random number states that belong to the position; None keeps the current states.
 
         Raises:
-            ConflictError: the position is within an epoch, and the loader now has more or fewer generators than when
-                the order of that epoch was drawn.
+            ConflictError: the position is within an epoch, and the number of the loader's generators has changed
+                since the order of this epoch was drawn.
         """
         self._check_generators(position)
         self._drop_first_pass()
@@ -155,7 +155,7 @@ class TrackedData:
             self.end_epoch()
 
     def next_epoch(self, number: int) -> Iterator[Any]:
-        """The remaining batches of epoch `number`; the previous epoch ends, even if it was not read to its end."""
+        """The remaining batches of epoch `number`. The previous epoch ends, even if batches of it are left."""
         if self._epoch_rng is not None:
             self.end_epoch()
         self.epoch = number
@@ -226,7 +226,7 @@ class TrackedData:
 
         Args:
             resumed: the position that the run resumes from.
-            rng: the random number states to set when the order has been drawn; None keeps the current ones.
+            rng: the random number states to set when the order has been drawn; None keeps the current states.
         """
         loader: Any = self.loader
         if resumed is None or not (resumed.batches or self._draws_extra_seed):
@@ -236,13 +236,14 @@ class TrackedData:
                 loader.load_state_dict(resumed.loader)
             return self._after_resume(resumed, rng)
         elif self._has_state and resumed.loader is not None and self._is_stream:
-            # The saved state is that of a finished pass. A loader with this state would start the next pass at once,
-            # so it gets an empty state instead. No order has to be drawn for a stream.
+            # The saved state belongs to a finished pass. If the loader loaded this state, it would start the next
+            # pass at once. So it gets an empty state instead. No order has to be drawn for a stream.
             loader.load_state_dict({})
             batches = iter(())
         else:
-            # Other loaders, too, would start the next pass if they received the state of a finished pass. So the
-            # order of this epoch is drawn and skipped: the generators then have the states that the next pass needs.
+            # The loader has no saved state, or the state of a finished pass, which is not loaded for the same reason.
+            # The order of this epoch is drawn, and the batches that were trained on are skipped. Then the generators
+            # have the states that the rest of the data needs.
             return self._skip(resumed, rng)
         if rng is not None:
             restore_rng(rng)
@@ -271,12 +272,12 @@ class TrackedData:
     def _draws_extra_seed(self) -> bool:
         """Whether a new loader draws a worker seed here that an uninterrupted run would not draw.
 
-        Persistent workers draw their seed only before the first epoch, all other workers before each epoch.
+        For persistent workers, a loader draws a seed only before the first epoch; for others, before each epoch.
         """
         return bool(getattr(self.loader, "persistent_workers", False)) and self.epoch > 0
 
     def _skip(self, resumed: Position, rng: dict[str, Any] | None) -> Iterator[Any]:
-        """An epoch without the batches that were trained on.
+        """The batches of an epoch that were not trained on yet.
 
         A loader does not count the batches that its sampler skips, so the loader's own state is not saved.
         """

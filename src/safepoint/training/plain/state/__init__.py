@@ -1,1 +1,1 @@
-"""What a loop's state consists of, and how each part, such as the model or the optimizer, is saved and loaded."""
+"""The parts of a loop's state, such as the model and the optimizer, and how each part is saved and loaded."""

@@ -1,6 +1,6 @@
 """The state of a loop whose objects an `accelerate.Accelerator` has prepared.
 
-The Accelerator's `save_state` and `load_state` decide which files there are.
+The Accelerator's `save_state` and `load_state` decide which files a checkpoint has.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class AcceleratedParts(Parts):
         return list(self._accelerator._models)
 
     def base(self, peers: Peers) -> Mapping[str, str] | None:
-        """See `Parts`; None without PEFT's adapters, and under FSDP and DeepSpeed, where the whole model is saved."""
+        """See `Parts`. None if there are no adapters of PEFT. None for FSDP and DeepSpeed: they save whole models."""
         if self.strategy not in {"single", "ddp"}:
             return None
         models = {str(number): unwrapped(model) for number, model in enumerate(self._accelerator._models)}
@@ -106,8 +106,8 @@ class AcceleratedParts(Parts):
             check_fsdp_files(folder.name, has_shards=has_shards, reads_shards=writes_shards(self._accelerator))
         options: dict[str, Any] = {}
         if self._left_out:
-            # The checkpoint does not contain the base model, so Accelerate must not require all weights. The weights
-            # that a checkpoint must have are checked here.
+            # The checkpoint does not contain the base model, so Accelerate must not require all weights. This loop
+            # checks the weights that the checkpoint must have.
             for number, model in enumerate(self._accelerator._models):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
@@ -128,7 +128,7 @@ class AcceleratedParts(Parts):
             ) from error
 
     def _check_step(self, folder: Path, before: int) -> None:
-        """Refuse an invalid number of micro-batches, which Accelerate would load. The next micro-batch would fail."""
+        """Refuse an invalid number of micro-batches. Accelerate loads any number, and the next micro-batch fails."""
         step: Any = self._accelerator.step
         if type(step) is not int or not 0 <= step <= MOST_COUNT:
             self._accelerator.step = before
@@ -162,7 +162,7 @@ class AcceleratedParts(Parts):
 
     @contextlib.contextmanager
     def _without_bases(self) -> Generator[None]:
-        """Leave frozen base models out of the saved weights, by a hook of Accelerate."""
+        """While the block runs, a hook of Accelerate leaves frozen base models out of the saved weights."""
 
         def leave_out(models: list[Any], weights: list[dict[str, Any]], _: str) -> None:
             if len(weights) == len(models):  # if not, a hook of the script has saved a model itself
@@ -185,5 +185,5 @@ class AcceleratedParts(Parts):
 
 
 def _first_mismatch(error: RuntimeError) -> str:
-    """The first entry that does not fit, from torch's message: the line after the one that names the module."""
+    """The first entry that does not fit. In torch's message, line 1 names the module, and line 2 names this entry."""
     return str(error).splitlines()[1:2][0].strip().rstrip(".") if "\n" in str(error) else str(error)

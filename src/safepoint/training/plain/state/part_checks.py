@@ -1,7 +1,7 @@
 """Checks of a session's parts: whether a rank can save their state, and whether a saved state fits the script.
 
 A part is an object of the loop that has a state, such as the model or the optimizer. Classes are compared by name, so
-that no library is imported for a script that does not use it.
+that no library is imported only for the check.
 """
 
 from collections.abc import Iterable, Mapping

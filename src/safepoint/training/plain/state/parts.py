@@ -65,8 +65,8 @@ class Parts(ABC):
     def base(self, peers: Peers) -> Mapping[str, str] | None:
         """The value for `Manifest.base`, which identifies the base model of adapters.
 
-        With None, models with adapters are saved whole. All ranks call this method once, before anything is written
-        or loaded.
+        If None, models with adapters are saved whole. All ranks call this method once, before anything is written or
+        loaded.
         """
         return None
 
@@ -80,10 +80,10 @@ class Parts(ABC):
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Load the files of a checkpoint, whatever the number of ranks that wrote it.
+        """Load the files of a checkpoint. Any number of ranks may have written it.
 
         Raises:
-            ConflictError: the checkpoint has other parts, or a part does not fit the script's.
+            ConflictError: the checkpoint has other parts, or a part does not fit the script's part.
         """
 
 
@@ -175,7 +175,7 @@ class NamedParts(Parts):
         self._write_whole(folder, self._whole)
 
     def write_final(self, folder: Path) -> None:
-        """Write only the modules: a sharded one through DCP, adapters that are not sharded in PEFT's layout."""
+        """Write only the modules: a sharded module through DCP, any other in its own file, or in PEFT's layout."""
         if self._sharded is not None:
             self._sharded.save_model(folder / _SHARDS)
         modules = {name: part for name, part in self._whole.items() if name in self._modules}
@@ -208,8 +208,8 @@ class NamedParts(Parts):
         if self._sharded is not None:
             self._sharded.load(folder / _SHARDS)
         for name, part in self._whole.items():
-            # A module copies the loaded tensors, or gets copies (`checked_modules`), so they can be mapped from the
-            # file. An optimizer or another part may keep them, so its file is read into memory.
+            # A module copies the loaded tensors, or gets copies (`checked_modules`). So these tensors may be mapped
+            # from the file. An optimizer or another part may keep its tensors, so its file is read into memory.
             is_module = isinstance(part, torch.nn.Module | AdapterState)
             path = folder / f"{name}.pt"
             state = load_plain(path, is_copied=is_module)
@@ -258,8 +258,8 @@ def bases_of(
         is_split: whether one of the modules is sharded (`fully_shard`).
 
     Returns:
-        The value for `Manifest.base`, which is None without adapters; and for each module with adapters, by its name,
-        the entries that are not saved.
+        The value for `Manifest.base`, and the entries that are not saved. The value is None if no module has
+        adapters. The entries are listed by the name of the module.
     """
     adapted = {name: module for name, module in modules.items() if has_adapters(module)}
     found: tuple[dict[str, str] | None, dict[str, set[str]]] = None, {}

@@ -1,7 +1,7 @@
-"""A module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers, saved through DCP.
+"""Saves and loads a module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers.
 
-DCP is torch.distributed.checkpoint. Each rank writes its shards. If the number of ranks has changed, each rank reads
-the ranges that it needs from the shards of all ranks.
+The module uses DCP, torch.distributed.checkpoint. Each rank writes its shards. If the number of ranks has changed,
+each rank reads the ranges that it needs from the shards of all ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -35,7 +35,7 @@ class ShardedParts:
     """One module and its optimizers.
 
     Args:
-        names: the names that the module and the optimizers have as parts of the session; the module's comes first.
+        names: the names of these parts in the session: first the module's name, then the optimizers' names.
         module: the module, whose parameters are sharded.
         optimizers: the optimizers of these parameters.
     """
@@ -45,8 +45,8 @@ class ShardedParts:
         self._module = module
         self._optimizers = optimizers
         self.left_out: Collection[str] = ()
-        """The names of the entries that belong to the base model of adapters, and are not saved; empty without
-        adapters."""
+        """The names of the entries that belong to the base model of adapters, and are not saved. Empty if there are
+        no adapters."""
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._module, self._optimizers)
@@ -65,7 +65,7 @@ class ShardedParts:
         self._save({"model": without(model, self.left_out)}, folder)
 
     def _save(self, state: dict[str, Any], folder: Path) -> None:
-        # DCP makes the folder between its collective calls, so all ranks receive the error if a rank cannot make it.
+        # DCP makes the folder itself. If a rank cannot make it, all ranks receive the error in a collective call.
         _dcp.save(state, checkpoint_id=str(folder))
 
     def load(self, folder: Path) -> None:
@@ -90,8 +90,8 @@ class ShardedParts:
             )
         with only_data(folder):
             _dcp.load(state, checkpoint_id=str(folder))
-        # `state` has no entries for the base model of adapters and for the optimizer state of unused parameters.
-        # Strict loading would raise an error for both. All other entries were loaded: `dcp.load` fails if an entry is
+        # `state` has no entries for the base model of adapters, and no optimizer state of unused parameters. Strict
+        # loading would raise an error for both. All other entries were loaded: `dcp.load` fails if an entry is
         # missing.
         options = StateDictOptions(strict=not self.left_out)
         with checked_modules(folder):

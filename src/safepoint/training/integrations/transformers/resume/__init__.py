@@ -1,1 +1,1 @@
-"""What an exact resume needs and the Trainer itself does not save or load."""
+"""The state that an exact resume needs, and that the Trainer itself does not save or load."""

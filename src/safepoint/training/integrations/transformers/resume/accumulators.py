@@ -1,11 +1,11 @@
 """The numbers that a trainer has counted or added up in its attributes.
 
 A trainer of a library, or a subclass in the script, may keep running averages or totals, and log them every few
-steps. This module finds such attributes by their values: numbers, or dictionaries and lists of numbers, that training
-has changed. The module leaves out
+steps. This module finds such attributes by their values: numbers, or dictionaries and lists of numbers, that the
+training has changed. The module leaves out:
 
 - attributes that the Trainer of transformers itself uses, because the Trainer restores them or sets them again;
-- True and False, which often say that something was prepared in this process.
+- True and False, because these often say that something was prepared in this process.
 """
 
 import functools
@@ -21,8 +21,8 @@ _FLAT = set(_NUMBERS)
 _LONGEST = 10_000
 """A container with more values is treated as data, not as counts or totals."""
 _LEFT_OUT = {"_last_loaded_step"}
-"""In TRL, the step whose weights were last sent to vLLM. It must not be restored: after a restart, vLLM has the
-weights of the original model."""
+"""In TRL, the step whose weights were last sent to vLLM. This number must not be restored: after a restart, vLLM has
+the weights of the original model."""
 _MISSING = object()
 
 
@@ -34,23 +34,23 @@ def accumulators(trainer: Any) -> dict[str, Any]:
 
 
 def changed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `now` that differ from those of `before`."""
+    """The entries of `now` that `before` does not have, or has with another value."""
     return {name: value for name, value in now.items() if repr(before.get(name, _MISSING)) != repr(value)}
 
 
 def without_settings(trainer: Any, saved: Any) -> tuple[dict[str, Any], list[str]]:
     """Separate saved counts and totals from numbers that can only be settings of the script.
 
-    The script decides about settings, because another person may have written the checkpoint. A number is a count if
-    some code sets its attribute after the trainer was made. Code can change a container without setting the
-    attribute, so a container holds counts unless it was an argument of the trainer.
+    Settings are not restored: another person may have written the checkpoint, and the script decides about settings.
+    A number is a count if some code sets its attribute after the trainer was made. Code can change the contents of a
+    container and not set the attribute. So a container holds counts, unless it was an argument of the trainer.
 
     Args:
         trainer: the trainer, as the script has made it.
         saved: the numbers of a checkpoint, by name.
 
     Returns:
-        The counts and totals; and the names of the settings whose saved value differs from the value in the script.
+        The counts and totals, and the names of the settings whose saved value differs from the value in the script.
     """
     numbers = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}
     if not numbers:
@@ -87,7 +87,7 @@ def restore_accumulators(trainer: Any, saved: Any) -> None:
 
 
 def restore_into(target: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """Replace the entries of `target` in place by those of `value`.
+    """Replace the entries of `target` in place by the entries of `value`.
 
     `target` may be a defaultdict, and other code may refer to it.
     """
@@ -120,7 +120,7 @@ def copied(value: Any) -> Any:
 
 
 def _is_flat(values: list[Any]) -> bool:
-    """Whether all values are numbers. This check is fast, because the counts are copied at each step."""
+    """Whether all values are numbers. This check must be fast, because the counts are copied at each step."""
     return set(map(type, values)) <= _FLAT
 
 

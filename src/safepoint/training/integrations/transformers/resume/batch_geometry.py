@@ -1,9 +1,9 @@
-"""How many samples an optimizer step uses, and how to keep that number when the number of ranks has changed.
+"""The number of samples in an optimizer step, and how to keep this number when the number of ranks has changed.
 
-The Trainer finds its position in the data by counting micro-batches, so another number of ranks would silently change
-the position and the learning-rate schedule. This module adapts gradient accumulation so that the global batch, the
-number of samples in a step over all ranks, stays the same as in the checkpoint. If this is impossible, or would
-change the order of the data, the module refuses to resume.
+The Trainer finds its position in the data by counting micro-batches. So another number of ranks would silently change
+the position and the learning-rate schedule. The global batch is the number of samples in a step over all ranks. This
+module adapts gradient accumulation so that the global batch stays the same as in the checkpoint. If this is
+impossible, or would change the order of the data, the module refuses to resume.
 """
 
 import math
@@ -23,14 +23,14 @@ _OPTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchGeometry:
-    """The batch arithmetic of a run.
+    """The numbers of ranks, micro-batches and samples from which the steps and epochs of a run are computed.
 
     Args:
         world_size: number of ranks.
         accumulation: micro-batches per optimizer step and rank.
         global_batch: samples per optimizer step over all ranks.
         num_samples: samples in an epoch. For a trainer that generates text, such as GRPO, the number of completions.
-            None when the data set has no length.
+            None if the data set has no length.
         drop_last: whether an incomplete last batch is left out.
     """
 
@@ -92,8 +92,8 @@ class BatchGeometry:
         Args:
             step: optimizer steps done.
             epoch: epochs done, including the finished fraction of the running epoch.
-            regular: whether every step so far had this geometry. If not, the result is computed from `epoch`, as the
-                number of samples that come before the present position in the data.
+            regular: whether every step so far had this geometry. If not, the result is the number of samples before
+                the present position in the data, and is computed from `epoch`.
         """
         steps_per_epoch = self.steps_per_epoch
         if self.num_samples is None or steps_per_epoch is None:
@@ -102,7 +102,7 @@ class BatchGeometry:
         if regular:
             epochs, steps = divmod(step, steps_per_epoch)
         else:
-            # The Trainer counts an epoch in micro-batches. Every step of an epoch is whole, except possibly the last.
+            # The Trainer counts an epoch in micro-batches. Only the last step of an epoch may have fewer of them.
             epochs = math.floor(epoch)
             steps = round((epoch - epochs) * self._micro_steps(self.num_samples) / self.accumulation)
         return min(epochs * in_epoch + min(steps * self.global_batch, in_epoch), MAX_SAMPLES)
@@ -126,15 +126,15 @@ class BatchGeometry:
     def position_in_stream(self, epoch: float, *, max_steps: int, step: int, global_batch: int) -> tuple[int, int]:
         """The position of a checkpoint in a data set without a length. The data set may have been read several times.
 
-        Return the number of whole passes, and of micro-batches per rank to skip in the running pass.
+        Return the number of whole passes, and the number of micro-batches per rank to skip in the running pass.
 
-        For such a data set, the Trainer adds 1 / `max_steps` to the epoch in each step, however long a pass is.
+        For such a data set, the Trainer adds 1 / `max_steps` to the epoch in each step, for a pass of any length.
 
         Args:
-            epoch: the epoch in a checkpoint: the number of passes that have ended, plus the steps of the present pass
+            epoch: the epoch in a checkpoint: the number of passes that have ended, plus the steps of the running pass
                 divided by `max_steps`.
             max_steps: the value in the run that wrote the checkpoint.
-            step: the step of the checkpoint: an upper limit for the steps of one pass.
+            step: the step of the checkpoint, which limits the steps of the running pass.
             global_batch: the value in the run that wrote the checkpoint.
         """
         passes = max(0, math.ceil(epoch) - 1)
@@ -153,13 +153,13 @@ def adapt(
         now: the geometry from the script's arguments.
         requested_before: the accumulation that the script requested in the run that wrote the checkpoint; 0 if
             unknown.
-        allow_change: accept another global batch instead of an error.
+        allow_change: accept another global batch, and raise no error.
 
     Returns:
-        The geometry that the run uses, and what was adapted, if anything.
+        The geometry that the run uses, and a description of the change; None if nothing was changed.
 
     Raises:
-        ConflictError: the global batch cannot be kept, and a change was not allowed.
+        ConflictError: the global batch cannot be kept, and `allow_change` is false.
     """
     saved = now.as_saved(manifest)
     if saved == now:
@@ -176,9 +176,9 @@ def adapt(
         same_ranks = saved.world_size == now.world_size
         where = "with the script's settings" if same_ranks else f"on {plural(now.world_size, 'rank')}"
         raise ConflictError(
-            f"{saved.global_batch} samples per step, as in the checkpoint of step {manifest.step} "
-            f"({plural(saved.world_size, 'rank')}), are not possible {where}: {reason}; the script's settings would "
-            f"give {now.global_batch} samples per step; training was not started",
+            f"the checkpoint of step {manifest.step} has {saved.global_batch} samples per step on "
+            f"{plural(saved.world_size, 'rank')}. This number is not possible {where}: {reason}. The script's "
+            f"settings would give {now.global_batch} samples per step; training was not started",
             hint=_OPTION,
         )
     if saved.world_size == now.world_size:
@@ -215,7 +215,7 @@ def _obstacle(trainer: Any, saved: BatchGeometry, now: BatchGeometry) -> str | N
 
 
 def _obstacle_of_order(trainer: Any, ranks_before: int, ranks: int) -> str | None:
-    """Why another number of ranks changes the order of samples; None when it does not."""
+    """Why another number of ranks changes the order of samples; None if the order stays the same."""
     if ranks_before == ranks:
         return None
     strategy = getattr(trainer.args, "train_sampling_strategy", "random")
@@ -252,7 +252,7 @@ def _num_samples(trainer: Any) -> int | None:
 
 
 def _obstacle_of_generation(trainer: Any, saved: BatchGeometry, accumulation: int) -> str | None:
-    """Why another number of ranks changes the completions that a step uses; None when it does not."""
+    """Why another number of ranks changes the completions that a step uses; None if they stay the same."""
     if not getattr(trainer.args, "generation_batch_size", None):
         return None
     per_generation = getattr(trainer.args, "steps_per_generation", None) or accumulation

@@ -1,9 +1,9 @@
-"""Which attributes of a trainer its training can change, found in the code of the script and its libraries.
+"""Finds the attributes of a trainer that a training can change, in the code of the script and its libraries.
 
-A checkpoint contains numbers that a training has counted. Someone else may have written it, with numbers instead
-of settings, such as the weight of a part of the loss or the longest text to generate. Such a number would change what
-the script trains, and each later checkpoint would contain it. So a number is restored only if some code sets the
-attribute after the trainer was made.
+A checkpoint contains numbers that a training has counted. Another person may have written the checkpoint, and added
+values of settings to these numbers. Examples are the weight of a part of the loss, and the longest text to generate.
+Such a value would change what the script trains, and each later checkpoint would contain the value. So a number is
+restored only if some code sets the attribute after the trainer was made.
 """
 
 import dis
@@ -21,8 +21,9 @@ _MAKES = {"__init__", "__new__", "__post_init__"}
 def set_attributes(trainer: Any) -> frozenset[str]:
     """The names of all attributes that some code sets outside of an `__init__`.
 
-    The code is that of the classes of the trainer and its callbacks, and of the functions in the same modules and in
-    the script, with all functions inside of them. Code that sets an attribute by a computed name is not found.
+    This function examines the classes of the trainer and of its callbacks. It also examines the functions in the
+    script and in the modules of these classes, and all inner functions. If code sets an attribute by a computed name,
+    the attribute is not found.
     """
     kinds = _classes(trainer)
     modules = [sys.modules.get(name) for name in {"__main__", *(kind.__module__ for kind in kinds)}]
@@ -31,7 +32,7 @@ def set_attributes(trainer: Any) -> frozenset[str]:
 
 
 def given_names(trainer: Any) -> frozenset[str]:
-    """The names of the parameters with which the trainer was made, and of its TrainingArguments."""
+    """The names of the parameters of the trainer's `__init__`, and the names of its TrainingArguments."""
     contents = [cast("dict[str, Any]", vars(kind)) for kind in cast("Any", type(trainer)).__mro__]
     made = [one.get("__init__") for one in contents]
     functions = [inspect.unwrap(one) for one in made if isinstance(one, FunctionType)]
@@ -46,7 +47,7 @@ def _classes(trainer: Any) -> list[Any]:
 
 
 def _codes_of(owner: Any) -> list[CodeType]:
-    """The code of the functions in a class, or of those that a module defines."""
+    """The code of the functions in a class, or of the functions that a module itself defines."""
     name = owner.__name__ if isinstance(owner, ModuleType) else None
     values = list(vars(owner).items())
     found = [one for key, value in values if key not in _MAKES for one in _functions_in(value)]

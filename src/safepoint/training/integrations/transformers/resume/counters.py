@@ -1,7 +1,7 @@
-"""What callbacks and TRL's trainers count during a training.
+"""Copies and restores the numbers that callbacks and TRL's trainers count during a training.
 
-transformers saves what stateful callbacks count, such as the patience of early stopping. This module restores these
-values.
+transformers saves the counts of stateful callbacks, such as the patience of early stopping. This module restores
+these values.
 
 TRL's trainers keep the averages between two log lines, and the number of tokens so far, in attributes that they do
 not save. Trainers that generate also keep the completions that are still to be trained on. A resume must not generate
@@ -31,7 +31,7 @@ _CYCLE = ("_step", "_buffered_inputs")
 
 
 class CallbackCounters:
-    """A copy of what stateful callbacks have counted, and of the stop that callbacks have requested.
+    """A copy of the counts of stateful callbacks, and of the stop requests of callbacks.
 
     Args:
         trainer: the trainer that has the callbacks.
@@ -55,9 +55,9 @@ class CallbackCounters:
 def restore_callbacks(trainer: Any) -> None:
     """Restore the counters of stateful callbacks from the Trainer's state, in place.
 
-    The Trainer's own option, `restore_callback_states_from_checkpoint`, does more than this: it also restores the
-    flags that were set when the checkpoint was saved, and replaces callbacks by new objects, although the script may
-    still refer to the old ones.
+    The Trainer has an option of its own, `restore_callback_states_from_checkpoint`. This option also restores the
+    flags that were set when the checkpoint was saved. It replaces the callbacks by new objects, and the script may
+    still refer to the old objects.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     by_name: dict[str, list[Any]] = {}
@@ -65,7 +65,7 @@ def restore_callbacks(trainer: Any) -> None:
         by_name.setdefault(type(callback).__name__, []).append(callback)
     saved.setdefault(type(trainer.control).__name__, {})  # without this entry, each save would fail
     for name, callbacks in by_name.items():
-        records: Any = saved.setdefault(name, {})  # a save needs an entry also for a callback that is new
+        records: Any = saved.setdefault(name, {})  # a save needs an entry for a new callback, too
         # If the script has added two callbacks of a class, the Trainer appends the states of every save to one list.
         newest = cast("list[Any]", records if isinstance(records, list) else [records])[-len(callbacks) :]
         if not trainer.args.restore_callback_states_from_checkpoint:
@@ -79,15 +79,15 @@ def restore_callbacks(trainer: Any) -> None:
 
 
 def limit_callbacks(trainer: Any) -> None:
-    """Limit what the Trainer's option `restore_callback_states_from_checkpoint` restores. Call this function first.
+    """Limit what the Trainer's option `restore_callback_states_from_checkpoint` restores.
 
-    The Trainer makes each callback again with arguments from the checkpoint, even a callback that saves no state, and
-    sets any attribute. This function removes from the Trainer's state everything that the callback does not save
-    itself.
+    Call this function before the Trainer restores callbacks. The Trainer makes each callback again with arguments
+    from the checkpoint, even a callback that saves no state. It then sets all attributes that the checkpoint names.
+    This function removes from the Trainer's state everything that the callback does not save itself.
 
     Raises:
-        ValueError: a saved value has another type than the callback's own, or an argument that is not a number
-            differs from the script's. Such an argument may be the path of a file.
+        ValueError: a saved value has another type than the callback's value. Or a saved argument differs from the
+            script's argument, and is not a number: for example, it may be the path of a file.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     for name, records in list(saved.items()):
@@ -120,7 +120,7 @@ def _is_number_or_same(value: Any, own: Any) -> bool:
 
 
 def _is_alike(value: Any, own: Any) -> bool:
-    """Whether a saved value can replace a callback's own value. None stands for a value that is not known yet."""
+    """Whether a saved value can replace a callback's own value. None means that a value is not known yet."""
     if own is None or value is None:
         return True
     numbers = (bool, int, float)
@@ -137,13 +137,13 @@ class TrainerCounters:
     """What a trainer has counted.
 
     Args:
-        numbers: what `accumulators` has found, by name; for TRL's trainers, without the attributes in `_FIGURES` and
-            `_CYCLE`.
+        numbers: what `accumulators` has found, by name. For TRL's trainers, the attributes in `_FIGURES` and `_CYCLE`
+            are left out.
         figures: for TRL's trainers, the attributes in `_FIGURES`, by name; valid for any number of ranks.
         cycle: for TRL's trainers, the attributes in `_CYCLE`, by name; valid for this rank and its batch geometry
             only.
-        is_training: whether the model was in training mode; if so, TRL logs the averages of training, otherwise those
-            of evaluation.
+        is_training: whether the model was in training mode. In training mode, TRL logs the averages of the training.
+            In evaluation mode, it logs the averages of the evaluation.
     """
 
     numbers: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -153,7 +153,7 @@ class TrainerCounters:
 
     @classmethod
     def of(cls, trainer: Any) -> "TrainerCounters":
-        """Copy the containers, but not the tensors in them, which TRL's trainers never change."""
+        """Copy the containers. Their tensors are not copied, because TRL's trainers never change these tensors."""
         numbers = accumulators(trainer)
         if not _is_of_trl(trainer):
             return cls(numbers=numbers)
@@ -183,7 +183,7 @@ class TrainerCounters:
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):
             return
-        # Ignore other names: with them, the file of a checkpoint could replace any attribute, even a method.
+        # Ignore other names: if they were set, the file of a checkpoint could replace any attribute, even a method.
         for name in (name for name in _FIGURES if name in self.figures):
             _check_figures(name, self.figures[name], own.get(name))
             if isinstance(own.get(name), dict):
@@ -204,10 +204,10 @@ def uses_completions(trainer: Any, completions: Any) -> bool:
 
 
 def _check_cycle(cycle: dict[str, Any]) -> None:
-    """Check the form of completions. What is in them is not known here; see `TrainerResume`.
+    """Check the form of completions. Their content cannot be checked here; see `TrainerResume`.
 
     Raises:
-        ValueError: the trainer could not take a micro-batch from them.
+        ValueError: the trainer could not take a micro-batch from the completions.
     """
     if "_step" in cycle:
         COUNT.check("_step", cycle["_step"])
@@ -219,10 +219,10 @@ def _check_cycle(cycle: dict[str, Any]) -> None:
 
 
 def _check_figures(name: str, value: Any, own: Any) -> None:
-    """Check figures with which TRL's trainers compute averages for the log, and which the Trainer then saves as JSON.
+    """Check saved figures. TRL's trainers compute averages from them, and the Trainer saves these averages as JSON.
 
     Raises:
-        ValueError: the trainer could not compute with them, or each later save would fail.
+        ValueError: the trainer could not compute with the figures, or each later save would fail.
     """
     if isinstance(own, dict):
         before, now = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value if isinstance(value, dict) else {})

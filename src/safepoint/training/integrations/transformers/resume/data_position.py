@@ -4,11 +4,11 @@ The Trainer skips batches with Accelerate's `skip_first_batches`, which makes a 
 the batch size, so `gather_for_metrics` no longer removes the samples that fill up the last batch of an epoch. The
 second loader also reads a stream again from the start, without any message.
 
-With this module the Trainer keeps its own loader. If the loader can save its own state (Accelerate's
-`use_stateful_dataloader`), the state in the checkpoint is loaded. Otherwise, if the samples have indices, the indices
-of the earlier batches are skipped. A stream, whose samples have no indices, is read again, and a message reports
-that. If a sampler has a generator of its own, the order of an epoch depends on the generator's state when the epoch
-starts. Only this module saves that state.
+With this module, the Trainer keeps its own loader. If the loader can save its own state (Accelerate's
+`use_stateful_dataloader`), the state in the checkpoint is loaded. If it cannot, and the samples have indices, the
+indices of the earlier batches are skipped. The samples of a stream have no indices. So a stream is read again, and a
+message reports this. If a sampler has a generator of its own, the order of an epoch depends on the generator's state
+at the start of the epoch. The Trainer does not save this state, so this module does.
 """
 
 import copy
@@ -31,9 +31,10 @@ class DataPosition:
 
     Args:
         context: the context of this rank.
-        saved: the loader's state in the checkpoint; None when the checkpoint has no state that fits this run.
+        saved: the loader's state in the checkpoint; None if the checkpoint has no state that fits this run.
         generators: the states of the generators in the checkpoint; see `RankState.generators`.
-        fetched: the states of the generators that reading samples uses, from the checkpoint; see `RankState.fetched`.
+        fetched: the random number states in the checkpoint for the batches that were read ahead; see
+            `RankState.fetched`.
         restore: sets the random number states of the checkpoint's step. Before this call, the batches that the
             interrupted run had read ahead are fetched again.
     """
@@ -60,7 +61,7 @@ class DataPosition:
 
     @property
     def state(self) -> Any:
-        """The loader's state, for a checkpoint; None when the loader keeps no state or the state cannot be stored."""
+        """The loader's state, for a checkpoint; None if the loader keeps no state, or the state cannot be stored."""
         if not _is_stateful(self._loader):
             return None
         state = self._loader.state_dict()
@@ -72,7 +73,7 @@ class DataPosition:
                     "reads the earlier batches of the epoch again"
                 )
             return None
-        return copy.deepcopy(state)  # a loader may change what it returned
+        return copy.deepcopy(state)  # a loader may later change the object that it has returned
 
     def generators(self, *, within_epoch: bool) -> list[torch.Tensor]:
         """The states of the generators, for a checkpoint; see `RankState.generators`.
@@ -85,7 +86,7 @@ class DataPosition:
         return [generator.get_state() for generator in generators_of(self._loader)]
 
     def fetched(self, *, within_epoch: bool) -> dict[str, Any]:
-        """For a checkpoint: the states of the generators that reading samples uses; see `RankState.fetched`.
+        """The random number states for the batches that were read ahead, for a checkpoint; see `RankState.fetched`.
 
         Args:
             within_epoch: whether an epoch has started and not ended.
@@ -107,8 +108,8 @@ class DataPosition:
             if self._draws_extra_seed and self._fetches.can_skip:
                 self._fetches.resume(0, self._saved_fetched, lambda: None, skips=True, draws_extra_seed=True)
         if loader is not self._loader and _is_stateful(loader) and loader.num_workers:
-            # Accelerate started the first epoch when it made the loader, with a sampler that it replaced afterwards.
-            # The order of that sampler cannot be reproduced. Loading an empty state discards the started epoch.
+            # When Accelerate made the loader, the loader started the first epoch. Afterwards Accelerate replaced the
+            # sampler. The order of the first sampler cannot be reproduced. An empty state discards the started epoch.
             loader.load_state_dict({})
         self._loader = loader
         generators = generators_of(loader)
@@ -117,7 +118,7 @@ class DataPosition:
         self._generators = [generator.get_state() for generator in generators]
 
     def skip_first_batches(self, original: Callable[[Any, int], Any], loader: Any, count: int) -> Any:
-        """Replaces the function with which the Trainer skips `count` batches of an epoch that has begun.
+        """Replaces the function that the Trainer calls to skip the first `count` batches of an epoch.
 
         Raises:
             CheckpointError: the loader's state is invalid.
@@ -127,8 +128,8 @@ class DataPosition:
         if is_stateful and self._saved is not None:
             with states_of(WHERE):
                 is_finished = bool(self._saved.get("_iterator_finished"))
-                # The state of a finished pass is not loaded: with it, the loader would begin the next pass, not end
-                # this one.
+                # The state of a finished pass is not loaded: the loader would begin the next pass, and not end this
+                # pass.
                 loader.load_state_dict({} if is_finished else self._saved)
             if is_finished:
                 return _LoaderOf(loader, lambda: iter(()))
@@ -161,7 +162,7 @@ class DataPosition:
 
 
 class _LoaderOf:
-    """Wraps a loader and yields other batches. All other attributes are those of the wrapped loader."""
+    """Wraps a loader and yields other batches. All other attributes come from the wrapped loader."""
 
     def __init__(self, loader: Any, batches: Callable[[], Iterator[Any]]) -> None:
         self._loader = loader
@@ -178,7 +179,7 @@ class _LoaderOf:
 
 
 def _is_seeded(loader: Any) -> bool:
-    """Whether a seed determines the order, as with Accelerate's sampler, which makes a generator from its seed."""
+    """Whether a seed determines the order. Accelerate has such a sampler, which makes a generator from its seed."""
     part = getattr(loader, "batch_sampler", None)
     for _ in range(8):  # Accelerate's wrappers, and the sampler in them
         inner = getattr(part, "batch_sampler", None)

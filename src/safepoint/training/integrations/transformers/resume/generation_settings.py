@@ -1,14 +1,14 @@
 """The settings with which a model generates text. An evaluation may change them.
 
-In its first evaluation that generates, `Seq2SeqTrainer` sets missing values of `model.generation_config`. Later
-evaluations pad to the length that is set there. A resumed run makes its model again, without these changes.
+In its first evaluation that generates text, `Seq2SeqTrainer` sets missing values of `model.generation_config`. Later
+evaluations pad to the length in these settings. A resumed run makes its model again, without these changes.
 """
 
 from typing import Any, cast
 
 _PLAIN = (bool, int, float, str, type(None))
 _FROM_MODEL = "_from_model_config"
-"""False after the first evaluation that generates."""
+"""The name of a setting that is False after the first evaluation that generates text."""
 
 
 def generation_settings(model: Any) -> dict[str, Any]:
@@ -20,8 +20,8 @@ def generation_settings(model: Any) -> dict[str, Any]:
 def restore_generation_settings(model: Any, saved: Any) -> None:
     """Set the values that `generation_settings` has returned.
 
-    Names that the model's settings do not have, and values that are not plain, are ignored: someone else may have
-    written the file.
+    Another person may have written the file. So two kinds of entries are ignored: names that the model's settings do
+    not have, and values that are not plain.
     """
     own = _settings_of(model)
     for name, value in (cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {}).items():
@@ -30,10 +30,11 @@ def restore_generation_settings(model: Any, saved: Any) -> None:
 
 
 def load_generation_settings(model: Any, saved: Any) -> None:
-    """Set the values from a checkpoint that an evaluation may have set: defaults replace missing values.
+    """Set those values of a checkpoint that an evaluation may have set: the defaults of missing values.
 
-    All other values stay those of the script. Someone else may have written the checkpoint: with a million beams, an
-    evaluation would fill the memory, and with invalid settings, transformers would not save the model any more.
+    All other values stay as the script has set them, because another person may have written the checkpoint. If it
+    had a million beams, an evaluation would fill the memory. If it had invalid settings, transformers would not save
+    the model any more.
     """
     before = generation_settings(model)
     config: Any = getattr(model, "generation_config", None)

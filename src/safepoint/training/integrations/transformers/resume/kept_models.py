@@ -1,12 +1,12 @@
 """The models and tensors that a trainer and its callbacks keep beside the trained model, such as a teacher.
 
 A teacher may be updated in each step to follow the trained model. No trainer saves these models, so a resume would
-start with the teacher of the first step. This module saves
+start with the teacher of the first step. This module saves:
 
-- every model, list of tensors and dictionary of tensors that is an attribute of a callback, because a callback runs
-  at each step. Callbacks of transformers are left out;
-- every other model of the trainer, if its weights have changed since training began. A frozen reference model stays
-  out of the checkpoint.
+- every model, list of tensors and dictionary of tensors in the attributes of a callback. A callback may change them
+  in each step. The callbacks of transformers itself are left out;
+- every other model of the trainer, if its weights have changed since training began. So a frozen reference model is
+  not saved.
 
 One rank saves these models and tensors, and all ranks load them.
 """
@@ -29,7 +29,7 @@ _REFERENCE = "safepoint_reference.pt"
 _KEPT = "safepoint_kept_{name}.pt"
 _log = logging.getLogger("safepoint")
 _NUM_SAMPLES = 64
-"""About how many tensors of a model, and elements of each tensor, are compared to find out if the model changed."""
+"""About how many tensors of a model, and elements of each tensor, are compared to see if the model has changed."""
 
 
 class KeptModels:
@@ -39,7 +39,7 @@ class KeptModels:
         trainer: the trainer, which is about to train.
 
     Raises:
-        UsageError: a callback refers to a model, and the weights are sharded.
+        UsageError: a callback refers to another model, and the weights are sharded.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -62,7 +62,7 @@ class KeptModels:
             folder: a verified checkpoint, or None.
 
         Raises:
-            ConflictError: a model or a tensor in the checkpoint does not fit that of this run.
+            ConflictError: a model or a tensor in the checkpoint does not fit the model or tensor of this run.
         """
         self._before = {id(module): _fingerprint(module) for _, module in self._models()}
         if folder is None or splits_weights(self._trainer):
@@ -73,7 +73,7 @@ class KeptModels:
                 _load(name, kept, load_data(path), folder)
 
     def write(self, folder: Path) -> None:
-        """Write the models and tensors that have to be saved into a checkpoint's folder; called on one rank."""
+        """Write the models and tensors into a checkpoint's folder, if they have to be saved; called on one rank."""
         if splits_weights(self._trainer):
             self._warn_unsaved()
             return
@@ -101,7 +101,7 @@ class KeptModels:
         yield from self._tensors_of_callbacks()
 
     def _models(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """The models that share no weight with the trained one, each once, with a name for its file."""
+        """The models that share no weight with the trained model. Each is yielded once, with a name for its file."""
         own = _weights_of(self._trainer.model)
         seen: set[int] = set()
         for name, value in self._attributes():
@@ -128,7 +128,7 @@ class KeptModels:
         yield from self._attributes_of_callbacks()
 
     def _attributes_of_callbacks(self) -> Iterator[tuple[str, Any]]:
-        """The attributes of all callbacks, with the name of the class. A further callback of a class has a number."""
+        """The attributes of all callbacks, as `Class.name`. For the second callback of a class: `Class-2.name`."""
         counts: Counter[str] = Counter()
         for callback in self._trainer.callback_handler.callbacks:
             kind = cast("Any", type(callback))
@@ -153,7 +153,7 @@ def _weights_of(module: torch.nn.Module) -> set[int]:
 
 
 def _fingerprint(module: torch.nn.Module) -> torch.Tensor:
-    """Some elements of the model's tensors, by which a later call shows whether the model has changed."""
+    """Some elements of the model's tensors. If a later call returns other elements, the model has changed."""
     tensors = [one.detach() for one in module.state_dict(keep_vars=True).values() if isinstance(one, torch.Tensor)]
     chosen = tensors[:: max(1, len(tensors) // _NUM_SAMPLES)]
     parts = [one.flatten()[:: max(1, one.numel() // _NUM_SAMPLES)].to(torch.float64) for one in chosen if one.numel()]
@@ -180,7 +180,7 @@ def _load(name: str, kept: Any, saved: Any, folder: Path) -> None:
 
 
 def _copy_tensors(kept: Any, saved: Any) -> None:
-    """Copy the tensors of a list or a dictionary into those of another one.
+    """Copy the tensors of `saved` into the tensors of `kept`. Both are lists, or both are dictionaries.
 
     Raises:
         ValueError: the containers or the tensors have other kinds or sizes.

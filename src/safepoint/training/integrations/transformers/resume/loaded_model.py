@@ -1,10 +1,10 @@
-"""Makes sure that a run resumes with the model of the checkpoint, in the cases in which the Trainer does not.
+"""Makes sure that a run resumes with the model of the checkpoint. The Trainer itself does not in three cases.
 
 - The Trainer loads weights by name, and only warns about a weight that it does not find. This weight would keep the
-  initial values that the script gave it, while its moments in the optimizer are those of the checkpoint. In some
-  mixture-of-experts models, all experts are one tensor in memory but many tensors in the files. The files of these
+  initial values that the script gave it, but its moments in the optimizer would come from the checkpoint. In some
+  mixture-of-experts models, all experts are one tensor in memory, and many tensors in the files. The files of these
   models have other names and shapes than the model, and the Trainer finds none of these weights.
-- PEFT takes the settings that scale an adapter's output from the script. If they differ from the checkpoint's, the
+- PEFT scales an adapter's output by settings of the script. If the checkpoint was trained with other settings, the
   weights still fit, and no error is raised.
 - A callback may add an adapter, such as the teacher adapter of TRL's SDFT trainer, when training begins. The Trainer
   would add this adapter earlier, with the settings in the checkpoint, and the callback would fail.
@@ -33,8 +33,8 @@ _log = logging.getLogger("safepoint")
 _SCALING = ("peft_type", "lora_alpha", "alpha", "alpha_pattern", "use_rslora", "use_dora")
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _DEFAULT = "default"
-"""PEFT's name for an adapter that the script has not named. The files of this adapter lie directly in the
-checkpoint's folder, not in a subfolder."""
+"""PEFT's name for an adapter that the script has not named. The files of this adapter are directly in the
+checkpoint's folder, and not in a subfolder."""
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
@@ -52,7 +52,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     lost = lost_weights(model, missing)
     if not lost:
         return
-    # If there are adapters, do not use from_pretrained, which would load the adapters, too.
+    # If there are adapters, do not call from_pretrained: it would load the adapters, too.
     if is_converted(model) and not (folder / "adapter_config.json").exists():
         try:
             lost = lost_weights(model, _load_converted(model, folder))
@@ -69,7 +69,7 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
 
 
 def lost_weights(model: Any, missing: Iterable[str]) -> list[str]:
-    """The names in `missing` that a checkpoint should contain, and that are not tied to a weight that was found."""
+    """The names in `missing` that a checkpoint should contain, without weights that are tied to a found weight."""
     names = set(missing)
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     found = {id(parameter) for name, parameter in parameters.items() if name not in names}
@@ -107,7 +107,7 @@ def _load_converted(model: Any, folder: Path) -> list[str]:
 
 
 def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
-    """Compare the settings of adapters in a checkpoint with those of the script.
+    """Compare the settings of adapters in a checkpoint with the settings in the script.
 
     Settings that only the checkpoint or only the script has are ignored.
 
@@ -117,7 +117,7 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
         step: the step of the checkpoint.
 
     Raises:
-        ConflictError: an adapter has another scale, or is of another kind.
+        ConflictError: an adapter has another scale, or another type.
     """
     configs: Any = getattr(model, "peft_config", None)
     if not isinstance(configs, dict):
@@ -133,9 +133,8 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
             before, after = saved.get(setting), now.get(setting)
             if setting in saved and setting in now and (before or after) and before != after:
                 raise ConflictError(
-                    f"the adapter {name} of step {step} was trained with {setting}={before!s:.80}, this run has "
-                    f"{after!s:.80}; "
-                    "training was not started",
+                    f"in the checkpoint of step {step}, the adapter {name!r} has {setting}={before!s:.80}; in this "
+                    f"run it has {setting}={after!s:.80}; training was not started",
                     hint="create the adapter as in the run that wrote the checkpoint, or start from the beginning "
                     "with --from-scratch",
                 )
@@ -143,7 +142,7 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
 
 @contextlib.contextmanager
 def only_own_adapters(model: Any) -> Generator[None]:
-    """Make the Trainer load only those adapters of a checkpoint that the model has."""
+    """While the block runs, the Trainer loads only the adapters that the model has."""
     load: Any = getattr(model, "load_adapter", None)
     configs: Any = getattr(model, "peft_config", None)
     if load is None or not isinstance(configs, dict):
@@ -159,7 +158,7 @@ def only_own_adapters(model: Any) -> Generator[None]:
 
 
 def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, step: int) -> None:
-    """Load the adapters that callbacks have added since the Trainer loaded the others.
+    """Load the adapters that callbacks have added after the Trainer had loaded the other adapters.
 
     Args:
         model: the model to train.
@@ -194,7 +193,7 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
 def _adapters_in(folder: Path) -> set[str]:
     """The names of the adapters that the Trainer would load from a checkpoint.
 
-    The adapter `default` lies in the checkpoint's folder itself, and every other adapter in a subfolder.
+    The adapter `default` is in the checkpoint's folder itself. Every other adapter is in a subfolder.
     """
     places = {_DEFAULT: folder, **{path.name: path for path in folder.iterdir()}}
     return {name for name, place in places.items() if any((place / file).is_file() for file in _ADAPTERS)}

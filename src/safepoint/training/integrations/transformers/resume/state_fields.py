@@ -1,4 +1,4 @@
-"""Which values the Trainer's state may have: the Trainer itself reads `trainer_state.json` without a check."""
+"""Checks the values in `trainer_state.json`. The Trainer itself reads its state from this file without a check."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ _MOST_BYTES = 8 << 20
 
 
 def _check_size(state: dict[str, Any]) -> None:
-    """Refuse deeply nested lists. With the indentation that the Trainer writes, they may grow a hundredfold."""
+    """Refuse a large state. The Trainer writes the state with indentation, so nested lists may grow a hundredfold."""
     size = 0
     for text in json.JSONEncoder(indent=2).iterencode(state):
         size += len(text)
@@ -85,7 +85,7 @@ def check_trainer_state(path: Path, *, step: int) -> None:
         step: the step of the checkpoint.
 
     Raises:
-        CheckpointError: the file is not a JSON object or is of another step, or a field has an invalid value.
+        CheckpointError: the file is not a JSON object or belongs to another step, or a field has an invalid value.
         OSError: the file cannot be read.
     """
     try:

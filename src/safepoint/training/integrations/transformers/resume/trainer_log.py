@@ -1,24 +1,24 @@
 """Which entries of the Trainer's log (`log_history`) a resume keeps.
 
-Someone else may have written the checkpoint, so two kinds of entries could do harm. The log stays in the Trainer's
-state, and each save writes it again. An entry of a later step would become a metric of a checkpoint that the run has
-yet to write, and the run would keep the wrong checkpoint as the best one. An entry with many nested lists takes a few
-bytes in the checkpoint, and a hundred times as many when the Trainer writes it with indentation: after the next save,
-the Trainer's state would be too large to be read.
+Another person may have written the checkpoint. The log stays in the Trainer's state, and each save writes it again.
+So two kinds of entries could do harm. If an entry belongs to a later step, it would become a metric of the checkpoint
+that the run writes at this step. The run would then keep the wrong checkpoint as the best checkpoint. If an entry has
+many nested lists, it grows a hundredfold when the Trainer writes it with indentation. After the next save, the
+Trainer's state would be too large to be read.
 """
 
 import json
 from typing import Any
 
 _MOST_BYTES = 24 << 20
-"""How large the log may be when it is written. The state may be read up to a size of 64 MiB, and the run has yet to
-add its own entries."""
+"""How many bytes the log may have when it is written. A state of more than 64 MiB is refused when it is read, and the
+run still adds entries of its own."""
 _INDENT = 2
-"""With this indentation the Trainer writes its state."""
+"""The indentation with which the Trainer writes its state."""
 
 
 def trusted_history(history: list[dict[str, Any]], *, step: int) -> list[dict[str, Any]]:
-    """Return the entries, except those of later steps. If the log is too large, its oldest entries are left out too.
+    """Return the entries, without entries of later steps. If the log is too large, the oldest are left out, too.
 
     Args:
         history: the log in the checkpoint.

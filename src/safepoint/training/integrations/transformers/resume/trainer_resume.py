@@ -1,12 +1,12 @@
-"""Resumes a `train()` call: restores what is in the checkpoint and the Trainer itself does not restore.
+"""Resumes a `train()` call: restores the state in the checkpoint that the Trainer itself does not restore.
 
 The Trainer loads model, optimizer, scheduler, its own state and random number states. This module restores:
 
 - the random number states from which the running epoch's order was drawn;
 - the loss since the last log line;
 - the counters of stateful callbacks (such as the patience of early stopping) and of the trainer;
-- the position in the data, when ranks or batches have changed or the data has no length;
-- adapters, models and tensors beside the trained model, and the settings for generating;
+- the position in the data, if ranks or batches have changed, or if the data has no length;
+- adapters, models and tensors beside the trained model, and the settings with which the model generates text;
 - whether the run had already decided to end.
 """
 
@@ -64,8 +64,8 @@ class TrainerResume:
         point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
-        ConflictError: the checkpoint has a batch geometry (ranks, micro-batches and samples per step) that cannot be
-            kept, or another kind of loop wrote the checkpoint.
+        ConflictError: this run cannot keep the checkpoint's batch geometry (ranks, micro-batches and samples per
+            step), or another kind of loop wrote the checkpoint.
     """
 
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
@@ -77,12 +77,12 @@ class TrainerResume:
         self._begins_in_epoch = False
         self._has_begun = False
         self._completions: Any = None
-        """The completions of the checkpoint, which a trainer of TRL still has to train on; see `counters`."""
+        """The completions of the checkpoint that a trainer of TRL still has to train on; see `counters`."""
         self._is_deferred_work_done = False
         self.is_regular = True
         """Whether every step of the run had the batch geometry `geometry`."""
         self.kept = KeptModels(trainer)
-        """The models beside the trained one."""
+        """The models and tensors beside the trained model."""
         self._adapters = set(getattr(trainer.model, "peft_config", None) or ())
         self.geometry = BatchGeometry.of(trainer, context.place.world_size)
         """The batch geometry of this run: ranks, micro-batches per step, samples per step, samples per epoch."""
@@ -108,7 +108,7 @@ class TrainerResume:
         """The position in the data."""
 
     def _with_geometry(self, point: ResumePoint) -> ResumePoint:
-        """The checkpoint of another program, completed with values of this run that the checkpoint's files lack."""
+        """Complete a checkpoint of another program: if its files lack the batch geometry, take this run's values."""
         manifest = point.manifest
         if point.foreign is not None and not point.foreign.is_batch_known:
             manifest = replace(
@@ -148,8 +148,8 @@ class TrainerResume:
             context.reporter.report(kept)
         elif self.geometry.accumulation != self.requested_accumulation and context.place.is_first:
             context.log.info(
-                "gradient accumulation is %s, as in the checkpoint: an earlier resume with another number of ranks "
-                "has adapted the %s of the script",
+                "gradient accumulation is %s, as in the checkpoint: the script requests %s, and an earlier resume "
+                "with another number of ranks has adapted this number",
                 self.geometry.accumulation,
                 self.requested_accumulation,
             )
@@ -160,7 +160,7 @@ class TrainerResume:
             self._state = self._state.without_batches()
 
     def override(self, overrides: Overrides) -> None:
-        """Override the methods with which the Trainer starts."""
+        """Override the methods that the Trainer calls when it starts, and at the start of an epoch."""
         trainer = self._trainer
         overrides.override(trainer, "_load_rng_state", self._load_rng)
         overrides.override(trainer, "_run_epoch", self._run_epoch)
@@ -208,7 +208,7 @@ class TrainerResume:
         return self._state.pending
 
     def _counted_in(self, state: RankState) -> TrainerCounters:
-        """What the trainer had counted, without numbers that can only be settings of the script."""
+        """The numbers that the trainer had counted, without numbers that can only be settings of the script."""
         numbers, others = without_settings(self._trainer, state.counted.numbers)
         if others:
             self._context.log.warning(
@@ -231,8 +231,8 @@ class TrainerResume:
     def _drop_other_best(self, folder: Path) -> None:
         """Drop a best checkpoint that is outside this run's folders, or of a later step.
 
-        If it were kept, the training would end with the weights of another run, or treat as the best checkpoint one
-        that it has yet to write. If its step cannot be part of a folder's name, each save would fail.
+        If it were kept, the training could end with the weights of another run, or treat a checkpoint of a later step
+        as the best checkpoint. If its step cannot be part of a folder's name, each save would fail.
 
         Args:
             folder: the folder of the checkpoint that the run resumes from.
@@ -242,21 +242,21 @@ class TrainerResume:
         own = {os.path.realpath(place) for place in (folder, self._trainer.args.output_dir)}
         if best and os.path.dirname(os.path.realpath(best)) not in own:
             self._context.log.warning(
-                "the checkpoint names %s as the best checkpoint so far, which is outside the output folder: the best "
-                "checkpoint will be chosen among the new ones; the resume is not affected",
+                "the checkpoint names %s as the best checkpoint so far. This path is outside the output folder: the "
+                "best checkpoint will be chosen among the new checkpoints; the resume is not affected",
                 printable(str(best)),
             )
             state.best_model_checkpoint = state.best_metric = state.best_global_step = None
         assert self._point is not None
         if (state.best_global_step or 0) > self._point.manifest.step:
             self._context.log.warning(
-                "the checkpoint names a later step than its own as the best one so far: the best checkpoint will be "
-                "chosen among the new ones; the resume is not affected"
+                "the checkpoint names a checkpoint of a later step as the best checkpoint so far: the best "
+                "checkpoint will be chosen among the new checkpoints; the resume is not affected"
             )
             state.best_model_checkpoint = state.best_metric = state.best_global_step = None
 
     def _own_history(self, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The log in the checkpoint, without what `trusted_history` leaves out."""
+        """The log in the checkpoint, without the records that `trusted_history` leaves out."""
         assert self._point is not None
         kept = trusted_history(history, step=self._point.manifest.step)
         if len(kept) < len(history):
@@ -305,8 +305,9 @@ class TrainerResume:
     def _load_callbacks(self, original: Callable[[], None]) -> None:
         """Called when the Trainer has read its state, before a callback reads it."""
         state, trial = self._trainer.state, getattr(self._trainer, "_trial", None)
-        # Whether a trial of a search for hyperparameters runs is decided by the script. From these fields, callbacks
-        # such as that of TensorBoard derive the folder to which they write. The Trainer sets the name of its trial.
+        # The script decides whether a hyperparameter search runs. The checkpoint must not decide this, because some
+        # callbacks, such as TensorBoardCallback, derive from these fields the folder to which they write. In a
+        # search, the Trainer itself sets the name of the trial.
         state.is_hyper_param_search, state.trial_name = trial is not None, None
         if self._point is not None and self._trainer.args.restore_callback_states_from_checkpoint:
             with states_of(self._point.path):
@@ -323,13 +324,13 @@ class TrainerResume:
                 original(checkpoint)
 
     def _continue_rng(self) -> None:
-        """Set the states with which the first step starts, unless they were set before."""
+        """Set the random number states with which the first step starts, if they were not set before."""
         rng, self._rng_to_restore = self._rng_to_restore, None
         if rng is not None:
             restore_rng(rng)
 
     def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Train on a micro-batch. An error names the checkpoint while its completions are trained on."""
+        """Train on a micro-batch. If its completions come from the checkpoint, an error names the checkpoint."""
         if self._point is None or not uses_completions(self._trainer, self._completions):
             return original(*args, **kwargs)
         with states_of(self._point.path):
@@ -343,8 +344,8 @@ class TrainerResume:
             path = self._point.path / _STATE
             with states_of(path):
                 saved = read_object(path, max_bytes=MAX_MANIFEST_BYTES, constant=float)
-                # The epoch in the Trainer's state must be that of the manifest, which has a limit. Without a limit,
-                # the training could end at once, as if it were complete.
+                # Use the epoch of the manifest, and not the epoch in the Trainer's state. Only the manifest's epoch
+                # has a limit. If the epoch were very large, the training would end at once, as if it were complete.
                 passes, micro_batches = self.geometry.position_in_stream(
                     manifest.epoch,
                     max_steps=saved["max_steps"],

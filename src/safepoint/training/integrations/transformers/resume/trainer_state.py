@@ -1,17 +1,17 @@
-"""What an exact resume needs and the Trainer does not save, in one small file per rank.
+"""The state that an exact resume needs, and that the Trainer does not save: one small file for each rank.
 
 - the random number states at the start of the epoch: the order of the data and the seeds of workers are drawn from
   them, so a resume in the middle of an epoch starts the epoch from the same states;
 - the loss accumulated since the last log line, and the totals for the average at the end;
-- work that was due at the step and was deferred for a quick exit: an evaluation, the end of an epoch;
-- the counts of trainers built on the Trainer (`counters`);
-- the settings for generating, if an evaluation changed them;
+- the work that was due at the step, and that was deferred for a quick exit: an evaluation, the end of an epoch;
+- the counts of trainers that are based on the Trainer (`counters`);
+- the settings with which the model generates text, because an evaluation may change them;
 - the states of generators of the data loader and its samplers, which determine the order of the data;
 - the random number states for the batches that were read ahead, and not trained on yet;
 - the training time so far.
 
-`RollbackPoint` holds the same values in memory, and also what changes within a step. With a `RollbackPoint`, the
-Trainer can go back to the last boundary, the point between two steps.
+A `RollbackPoint` holds the same values in memory, and also the values that change within a step. With it, the Trainer
+can go back to the last boundary, which is the point between two steps.
 """
 
 from collections.abc import Iterator
@@ -41,11 +41,11 @@ class DeferredWork:
 
     Args:
         evaluate: whether the evaluation of this step is due.
-        save: whether a save is due after this evaluation, whose result belongs to the checkpoint.
+        save: whether a save is due after this evaluation. The checkpoint contains the result of the evaluation.
         epoch_end: whether the work that follows the last step of an epoch is due.
-        complete: whether training ended before its last step, so that no further step is due.
+        complete: whether the run had decided to end before its last step. If so, no further step is due.
         grad_norm: the gradient norm of the step, for a log line at the epoch's end. The value stays on its device
-            until it is written, because reading it would wait until the device has finished the step.
+            until it is written, because a read of the value waits until the device has finished the step.
         learning_rate: the learning rate of the step, for the same log line.
     """
 
@@ -70,7 +70,7 @@ class DeferredWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTotals:
-    """The Trainer's loss bookkeeping.
+    """The Trainer's sums of the losses.
 
     Args:
         since_log: the sum of the losses of the steps since the last log line, on this rank.
@@ -86,7 +86,7 @@ class LossTotals:
 
     @classmethod
     def of(cls, trainer: Any) -> "LossTotals":
-        """Read the totals; waits for the device to finish the last step."""
+        """Read the totals. This call waits until the device has finished the last step."""
         return cls(
             since_log=float(trainer._tr_loss.item()),
             total=float(trainer._total_loss_scalar),
@@ -140,12 +140,12 @@ class RankState:
         epoch_rng: random number states at the start of the running epoch; empty between two epochs.
         elapsed_s: seconds of training so far, over all attempts.
         loader: the data loader's own state; None if the loader keeps no state.
-        generators: states of the generators of loader and samplers at the start of the running epoch; between two
-            epochs, their current states.
+        generators: states of the generators of loader and samplers at the start of the running epoch. Between two
+            epochs, these are their current states.
         counted: what the trainer has counted so far.
         asked_accumulation: micro-batches per step that the script requests; the run may use another number. 0 in
             files of older releases.
-        is_irregular: whether the run has steps of several sizes, so that the number of steps does not determine the
+        is_irregular: whether the run has steps of several sizes. If so, the number of steps does not determine the
             position in the data.
         rng: the current random number states. They are saved here because the Trainer's own file has the states of
             all devices that were visible to the rank, and does not say which device the rank used.
@@ -167,9 +167,9 @@ class RankState:
     generation: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def write(self, folder: Path, rank: int) -> None:
-        """Write the file of `rank` into `folder`; waits for the device to finish the step.
+        """Write the file of `rank` into `folder`. This call waits until the device has finished the step.
 
-        The file has plain values and tensors only, so that loading it runs no code.
+        The file has plain values and tensors only, so no code runs when it is loaded.
         """
         grad_norm = self.pending.grad_norm
         record = {
@@ -189,8 +189,8 @@ class RankState:
     def read(cls, folder: Path, *, rank: int, ranks_before: int, world_size: int) -> "RankState | None":
         """Read the state for `rank` from a verified checkpoint that `ranks_before` ranks wrote.
 
-        When the number of ranks has changed, the losses are averaged, as in the Trainer's log line. The result is
-        None when the file does not exist.
+        If the number of ranks has changed, the losses are averaged, as in the Trainer's log line. The result is None
+        if the file does not exist.
         """
         own = folder / _NAME.format(rank=rank % ranks_before)
         if not own.is_file():
@@ -203,7 +203,7 @@ class RankState:
         return replace(state.without_batches(), loss=loss, asked_accumulation=0)
 
     def without_batches(self) -> "RankState":
-        """The state for a run with other batches. It lacks the states and counts that fit only the old batches."""
+        """The state for a run with other batches, without the states and counts that fit only the old batches."""
         return replace(self, loader=None, fetched={}, counted=replace(self.counted, numbers={}, cycle={}))
 
     @classmethod
@@ -230,7 +230,7 @@ def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """The position in the data at a step boundary; within a step, the loader is ahead of this position.
+    """The position in the data at a step boundary. Within a step, the loader is ahead of this position.
 
     Args:
         epoch_rng: see `RankState`.
@@ -249,7 +249,7 @@ class RollbackPoint:
     """A step boundary that the Trainer can go back to within the next step.
 
     Parameters and optimizer state are not copied, because they change only in `optimizer.step`. This object copies
-    all counters, and the buffers that a forward pass may change (but not those of a quantized base model).
+    all counters, and the buffers that a forward pass may change. The buffers of a quantized base model are left out.
 
     Args:
         trainer: the Trainer, at a step boundary.
@@ -273,7 +273,7 @@ class RollbackPoint:
         self._buffers = {name: tensor.clone() for name, tensor in _saved_buffers(trainer)} if with_buffers else {}
 
     def restore(self, trainer: Any) -> None:
-        """Undo what a part of a step, or of an evaluation, has changed."""
+        """Undo the changes of an unfinished step or an unfinished evaluation."""
         restore_rng(self._rng)
         trainer._tr_loss = self._loss
         trainer.current_flos = self._flos

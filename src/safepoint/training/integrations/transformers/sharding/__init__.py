@@ -1,1 +1,1 @@
-"""How the Trainer's ranks share a model, and how a checkpoint or a final model is made of the shares."""
+"""How the Trainer's ranks divide a model, and how a checkpoint or a final model is made of their parts."""

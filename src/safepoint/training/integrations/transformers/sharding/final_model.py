@@ -1,8 +1,8 @@
-"""Plans the files of the finished model in the layout of `from_pretrained`, without gathering the model on one rank.
+"""Plans the files of the final model in the layout of `from_pretrained`. The model is not gathered on one rank.
 
 The Trainer's own routine runs on the first rank with placeholders for the weights. A placeholder has a shape and no
-content. The files, names and metadata that the routine would write are the plan. The routine itself writes the small
-files. The content of the large files comes piece by piece from the ranks that have it.
+content. The plan consists of the files, names and metadata that the routine would write. The routine itself writes
+the small files. The content of the large files comes piece by piece from the ranks that have it.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from safepoint.training.state.base_model import has_adapters
 class UnplannableError(Exception):
     """The files cannot be planned, for example because a library changes the weights when it saves them.
 
-    In this case the library's own routine has to gather and write the model.
+    The library's own routine must then gather and write the model.
     """
 
 
@@ -36,10 +36,10 @@ def plan_final_model(
     If the model has adapters, only the adapters are saved. They are small, so the first rank gathers and writes them.
 
     Args:
-        model: the model, of which each rank has its share.
+        model: the model on this rank. The rank may have only parts of the weights.
         folder: where the first rank writes small files.
         peers: all ranks.
-        save: writes a state dict and its accompanying files into the folder; only called on the first rank.
+        save: writes a state dict and all other files of the model into the folder; only called on the first rank.
         step: the step of the checkpoint that has the same weights; None if there is no such checkpoint.
 
     Returns:
@@ -47,7 +47,7 @@ def plan_final_model(
 
     Raises:
         UnplannableError: the files cannot be planned; raised on all ranks, before weights are written.
-        OSError: the disk is full or missing; on the first rank.
+        OSError: the disk is full or missing. Only the first rank raises this error.
         PeerError: a rank is gone.
     """
     weights: dict[str, Weight] = {}
@@ -105,7 +105,7 @@ def _plan(
             if id(tensor) not in names:
                 raise UnplannableError(f"{name} is computed when it is saved")
             if kind is None:
-                raise UnplannableError(f"safetensors has no type {tensor.dtype}, which {name} has")
+                raise UnplannableError(f"{name} has the type {tensor.dtype}, which safetensors cannot store")
             shapes.append(Shape(name, kind, tuple(tensor.shape)))
         layout = lay_out(shapes, metadata)
         parts: list[bytes | WeightRange] = [layout.header]

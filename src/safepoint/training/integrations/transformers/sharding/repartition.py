@@ -1,8 +1,9 @@
 """Loads a checkpoint of DeepSpeed's ZeRO under another number of ranks, or under another stage, in the Trainer.
 
-One rank of each node copies the verified checkpoint into DeepSpeed's universal layout, in a working folder. The
-folder is deleted when all ranks have loaded it; the next start deletes what a killed run leaves. The checkpoint
-itself is not changed. At the end of the training, the best checkpoint is copied and loaded in the same way.
+One rank of each node takes part in copying the verified checkpoint into DeepSpeed's universal layout, in a working
+folder. The folder is deleted when all ranks have loaded the copy. If the run is killed before, its next start deletes
+the folder. The checkpoint itself is not changed. At the end of the training, the best checkpoint is copied and loaded
+in the same way.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ _HINT = "use the same number of ranks and the same stage, or start from the begi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What a copy contains; all ranks have the same values."""
+    """The contents of a copy. All ranks have the same values."""
 
     shapes: dict[str, tuple[int, ...]]
     num_groups: int
@@ -48,7 +49,7 @@ class _Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """The copy that ranks load instead of the checkpoint `of`. Error messages end with `consequence`."""
+    """The copy that ranks load in place of the checkpoint `of`. Error messages end with `consequence`."""
 
     of: Path
     folder: Path
@@ -59,14 +60,14 @@ class _Copy:
 class Repartition:
     """Copies checkpoints into the universal layout and loads the copies, for one `train()` call.
 
-    All ranks call each of the methods.
+    All ranks call each method.
 
     Args:
         context: the context of this rank.
         peers: all ranks.
         trainer: a Trainer that uses DeepSpeed.
         output: the output folder that this rank uses.
-        folders: says which ranks share that folder.
+        folders: says which ranks share this output folder.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Repartition:
         self._copying = [rank for rank, (folder, copies) in ranks if copies and folder == folders.index]
 
     def override(self, overrides: Overrides) -> None:
-        """Override how the Trainer loads a checkpoint of DeepSpeed, and delete the copy when the overrides end."""
+        """Override the Trainer's loading of a DeepSpeed checkpoint. When the overrides end, delete the copy."""
         overrides.callback(self.close)
         overrides.override(importlib.import_module("transformers.trainer"), _LOAD, self.load)
 
@@ -138,8 +139,8 @@ class Repartition:
             contents = next(one for one in found if one is not None)
             if context.place.is_first:
                 context.log.info(
-                    "step %s was written by %s: writing a copy of %s, which this run can load (DeepSpeed's universal "
-                    "layout), to %s",
+                    "step %s was written by %s, so this run needs a copy in DeepSpeed's universal layout: writing %s "
+                    "to %s",
                     manifest.step,
                     writer_of(manifest),
                     format_bytes(contents.size_bytes),
@@ -167,7 +168,7 @@ class Repartition:
     # ---- loading --------------------------------------------------------------------------------------------
 
     def load(self, original: Callable[..., Any], engine: Any, checkpoint_path: Any, **kwargs: Any) -> None:
-        """Replaces the function with which the Trainer loads a checkpoint of DeepSpeed: loads the copy, if needed."""
+        """Replaces the function by which the Trainer loads a checkpoint of DeepSpeed. If needed, loads the copy."""
         path = Path(checkpoint_path)
         if self._copy is None or self._copy.of != path:
             self._copy_later(path)
@@ -194,7 +195,7 @@ class Repartition:
             self.close()
 
     def _copy_later(self, path: Path) -> None:
-        """Copy a checkpoint that the Trainer loads after the start (the best one), if needed."""
+        """Copy a checkpoint that the Trainer loads at the end of the training (the best checkpoint), if needed."""
         self.close()
         manifest: Manifest | None = None
         if self._context.place.is_first:
@@ -245,11 +246,11 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     parallel = getattr(trainer.accelerator, "parallelism_config", None)
     reason = None
     if 0 in {stage, *zero_stages(manifest)}:
-        reason = "DeepSpeed's universal layout exists for ZeRO's stages 1 to 3 only"
+        reason = "this layout exists for ZeRO's stages 1 to 3 only"
     elif setting("zero_optimization.round_robin_gradients") and stage < 3:
-        reason = "with round_robin_gradients, DeepSpeed loads its universal layout into the wrong weights"
+        reason = "with round_robin_gradients, DeepSpeed loads this layout into the wrong weights"
     elif "nvme" in {setting(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")}:
-        reason = "DeepSpeed does not load its universal layout into state that is offloaded to NVMe"
+        reason = "DeepSpeed does not load this layout into state that is offloaded to NVMe"
     elif (
         (setting("zero_optimization.mics_shard_size") or 0) > 0
         or (setting("tensor_parallel.autotp_size") or 1) > 1
@@ -259,7 +260,9 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
     if reason is not None:
         raise ConflictError(
             f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run uses "
-            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}: {reason}; training was not started",
+            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}. To resume on other ranks or with "
+            "another stage, Safepoint copies the checkpoint into DeepSpeed's universal layout. In this run, such a "
+            f"copy cannot be used: {reason}; training was not started",
             hint=_HINT,
         )
 
@@ -278,7 +281,7 @@ def follow_accumulation(trainer: Any) -> None:
 
 
 def _with(consequence: str, work: Callable[[], _T]) -> Callable[[], _T]:
-    """`work`, with `consequence` added to its errors."""
+    """Return a function that calls `work`, and appends `consequence` to the messages of its errors."""
 
     def do() -> _T:
         try:

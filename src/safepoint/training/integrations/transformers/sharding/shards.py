@@ -24,12 +24,12 @@ class Span(NamedTuple):
 
 
 class Weight:
-    """One weight, of which this rank has all bytes, some bytes, or none.
+    """One weight. This rank has all bytes of the weight, some bytes, or none.
 
     Args:
-        dtype: the type of its elements.
+        dtype: the type of the weight's elements.
         shape: the shape of the whole weight.
-        span: which bytes this rank has; None if it has none.
+        span: the bytes that this rank has; None if it has none.
         local: a tensor with these bytes; None if this rank has none.
         identity: a number that is the same for tied weights.
     """
@@ -49,7 +49,7 @@ class Weight:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def bytes_of(self, begin: int, num_bytes: int) -> torch.Tensor:
-        """Some of the bytes that this rank has, as uint8 on the CPU; `begin` counts from the weight's first byte."""
+        """Some of this rank's bytes, as uint8 on the CPU. `begin` is an offset from the first byte of the weight."""
         assert self.span is not None
         assert self._local is not None
         start, local = begin - self.span.begin, self._local.detach()
@@ -137,7 +137,7 @@ def _of_dtensor(name: str, tensor: Any) -> Weight:
 
 
 def _of_deepspeed(parameter: Any) -> Weight:
-    """A weight under ZeRO-3, which splits the flat weight into equal parts; the last part is padded."""
+    """A weight under ZeRO-3. It splits the flat weight into equal parts, and pads the last part."""
     import torch.distributed as dist
 
     part = parameter.ds_tensor
@@ -156,7 +156,7 @@ def owners_of(
     """Assign each byte of each weight to one rank.
 
     Args:
-        spans: the bytes of each weight that a rank has; one mapping for each rank, in the order of the ranks.
+        spans: one mapping for each rank, in the order of the ranks: the bytes of each weight that this rank has.
         weights: the weights on this rank.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The strategy by which the Trainer's ranks share model and optimizer; and whether a checkpoint fits the strategy."""
+"""The strategy by which the Trainer's ranks share model and optimizer, with checks of models and checkpoints."""
 
 import sys
 from typing import Any
@@ -41,7 +41,7 @@ def check_supported(trainer: Any, *, world_size: int) -> None:
         world_size: the number of ranks that were started.
 
     Raises:
-        UsageError: the checkpoints could not be resumed; the message says why.
+        UsageError: no checkpoint of this training could be resumed; the message says why.
     """
     if trainer.args.world_size != world_size:
         raise UsageError(
@@ -76,8 +76,8 @@ def _check_adapters(trainer: Any) -> None:
             "was not started",
             hint='set "version": 2 in fsdp_config, or install a release that saves them: pip install "peft<0.21"',
         )
-    # Such a model is a plain model to which add_adapter or from_pretrained has added adapters. Under FSDP and
-    # DeepSpeed, the Trainer can resume it.
+    # The Trainer cannot resume a plain model to which add_adapter or from_pretrained has added adapters, except under
+    # FSDP and DeepSpeed.
     is_added = getattr(model, "_hf_peft_config_loaded", False) and not isinstance(model, peft.PeftModel)
     if is_added and strategy_of(trainer) in {"single", "ddp"}:
         raise UsageError(

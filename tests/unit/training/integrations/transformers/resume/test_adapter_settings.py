@@ -38,7 +38,7 @@ def test_another_scale_is_refused(changed: dict[str, Any], name: str, tmp_path: 
     for before, after in (({}, changed), (changed, {})):
         folder = tmp_path / str(len(before))
         adapted(name, **before).save_pretrained(folder)
-        with pytest.raises(ConflictError, match=rf"{name} of step 3 was trained with {next(iter(changed))}="):
+        with pytest.raises(ConflictError, match=rf"step 3, the adapter '{name}' has {next(iter(changed))}="):
             check_adapter_settings(adapted(name, **after), folder, step=3)
 
 
@@ -47,5 +47,5 @@ def test_another_kind_is_refused(tmp_path: Path) -> None:
     adapted().save_pretrained(tmp_path)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     other = peft.PeftModel(model, peft.LoHaConfig(r=2, alpha=8, target_modules=["0"]))
-    with pytest.raises(ConflictError, match="peft_type=LORA, this run has LOHA"):
+    with pytest.raises(ConflictError, match="peft_type=LORA; in this run it has peft_type=LOHA"):
         check_adapter_settings(other, tmp_path, step=3)

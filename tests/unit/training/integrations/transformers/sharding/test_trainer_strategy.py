@@ -207,13 +207,13 @@ def test_the_others_begin(strategy: str) -> None:
         (
             trainer("deepspeed", ranks=3, stage=0),
             manifest("deepspeed", stage=0),
-            "DeepSpeed without ZeRO on 2 ranks, this run uses DeepSpeed .* on 3 ranks: .* exists for ZeRO's stages",
+            "DeepSpeed without ZeRO on 2 ranks, this run uses DeepSpeed .* on 3 ranks.* used: .* for ZeRO's stages",
         ),
         (trainer("deepspeed", stage=3), manifest("deepspeed"), "by DeepSpeed without ZeRO on 2 ranks"),
         (
             trainer("deepspeed", ranks=3, zero_optimization__round_robin_gradients=True),
             manifest("deepspeed", stage=2),
-            "by ZeRO-2 on 2 ranks, this run uses ZeRO-2 on 3 ranks: with round_robin_gradients",
+            "by ZeRO-2 on 2 ranks, this run uses ZeRO-2 on 3 ranks.* used: with round_robin_gradients",
         ),
         (
             trainer("deepspeed", ranks=3, stage=3, zero_optimization__offload_optimizer__device="nvme"),
