@@ -62,7 +62,10 @@ def without_credentials(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` as one line that shows no credentials and cannot move a terminal's cursor or hide what follows."""
+    """`text` as one line. Credentials are removed, and unprintable characters are escaped.
+
+    So the line cannot move a terminal's cursor, and cannot hide the text that the terminal prints after the line.
+    """
     text = without_credentials(text)
     if text.isprintable():
         return text

@@ -89,8 +89,11 @@ def test_figures_read_well() -> None:
         ({"limit": "size_limit"}, ": 35.0 GB are free within the size limit of the volume, a save needs"),
         ({"limit": "inodes", "free_inodes": 30}, ": 30 inodes are free for files and folders, and a save needs 25; "),
         ({"growth_bytes_per_s": 2e6}, ", and other files grow by 2.0 MB/s; "),
-        ({"num_deletable": 1}, "up to 1 older checkpoint will be deleted, oldest first; to keep them, free space"),
-        ({"num_deletable": 0}, "saves may fail; free space, or use --keep newest=N"),
+        (
+            {"num_deletable": 1},
+            "up to 1 older checkpoint will be deleted, oldest first; to keep them, free some space",
+        ),
+        ({"num_deletable": 0}, "saves may fail; free some space, or use --keep newest=N"),
         ({"place": "temporary folder"}, "training waits for saves; make it larger, or set TMPDIR to another folder"),
     ],
 )

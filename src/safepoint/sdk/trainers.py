@@ -159,8 +159,8 @@ class TransformersTrainer(types.CustomTrainer):
             the path of a checkpoint. With `never`, all checkpoints in the output folder are moved aside. With a path,
             newer checkpoints in the output folder are moved aside. If the path names a checkpoint of Safepoint in
             another folder, all checkpoints in the output folder are moved aside. With `s3://`, `never` and a path are
-            refused if the location already holds checkpoints. One exception: the path may name a checkpoint in the
-            store that another program wrote, if the store holds no newer checkpoint of Safepoint.
+            refused if the location already holds checkpoints. One exception: the path may name another
+            program's checkpoint in the store, if the store holds no newer checkpoint of Safepoint.
         from_scratch: on the first start of a job, begin a new run at step 0, and move the checkpoints in the output
             folder aside. With `s3://`, the start is refused if the location already holds checkpoints.
         allow_batch_change: resume even if the number of samples per step has changed since the checkpoint.

@@ -164,8 +164,8 @@ class LocalStore:
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
         # Each writer that uses this class locks the folder during the comparison and the rename. So no other writer
-        # changes the object between the two. Exception: a writer that does not get the lock in time continues without
-        # the lock (`_wait_for_lock`).
+        # changes the object between the two. There are two exceptions: the file system has no locks (`_locked`), or a
+        # writer does not get the lock in time and continues without the lock (`_wait_for_lock`).
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -197,7 +197,7 @@ class LocalStore:
                     remains.rmdir()
                     remains = remains.parent
             # If the folder `remains` does not exist, another process has deleted this folder, because the folder was
-            # empty. The other process has also made the deletion durable.
+            # empty. The other process also makes the deletion durable.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(remains)
 

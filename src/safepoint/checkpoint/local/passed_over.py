@@ -2,9 +2,12 @@
 
 A run that resumes from an older checkpoint moves newer checkpoints aside. Otherwise the next start would resume from
 one of them, because the checkpoint with the highest step counts as the newest. A checkpoint that cannot be moved (an
-immutable folder, a mount point) is noted in `.safepoint/passed-over.json` instead, with the digest of its record.
-From then on, no start resumes from this checkpoint, retention does not count it, and it is not uploaded. A new
-checkpoint under the same name has another record, so it is not passed over.
+immutable folder, a mount point) is noted in `.safepoint/passed-over.json` instead. From then on, no start resumes
+from this checkpoint, retention does not count it, and it is not uploaded.
+
+The note contains the digest of the manifest. If the folder holds one node's part of a checkpoint, the note contains
+the digest of `safepoint-part.json` instead. A new checkpoint under the same name has another digest, so the new
+checkpoint is not passed over.
 """
 
 import contextlib
@@ -25,7 +28,7 @@ _NO_RECORD = ""
 
 
 def read_notes(control: Path) -> dict[str, str]:
-    """The names of the checkpoints, each with the digest of its record.
+    """The names of the checkpoints, each with the digest of its manifest or `safepoint-part.json`.
 
     Args:
         control: the folder `.safepoint`.
@@ -37,12 +40,12 @@ def read_notes(control: Path) -> dict[str, str]:
 
 
 def is_noted(folder: Path, notes: Mapping[str, str]) -> bool:
-    """Whether `notes` name the checkpoint `folder`, and its record still has the digest that was noted."""
+    """Whether `notes` name the checkpoint `folder`, and the digest in the note is still correct."""
     return folder.name in notes and notes[folder.name] == _digest_of_record(folder)
 
 
 def add_notes(control: Path, folders: Iterable[Path]) -> None:
-    """Add the checkpoints `folders` to the notes, durably. Notes of checkpoints that are gone are deleted.
+    """Add the checkpoints `folders` to the notes, durably. If a checkpoint no longer exists, its note is deleted.
 
     Raises:
         OSError: the file cannot be written.

@@ -178,8 +178,8 @@ class RunOptions:
             "are moved aside. With PATH, newer checkpoints in the output folder are moved aside. If PATH is a "
             "checkpoint of Safepoint in another folder, all checkpoints in the output folder are moved aside. No "
             "checkpoint is deleted. With an object store, never and PATH are refused if the location already holds "
-            "checkpoints. One exception: PATH may name a checkpoint in the store that another program wrote, if the "
-            "store holds no newer checkpoint of Safepoint.",
+            "checkpoints. One exception: PATH may name another program's checkpoint in the store, if the store holds "
+            "no newer checkpoint of Safepoint.",
         ),
     ] = "auto"
     from_scratch: Annotated[

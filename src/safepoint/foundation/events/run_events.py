@@ -87,7 +87,7 @@ class ResumedFromForeign(Event, is_warning=True):
             f"Safepoint did not write {self.path} ({printable(self.writer)} did). The files were checked, but this "
             "checkpoint has no digests to compare them with. The Trainer loads the checkpoint as it does without "
             "Safepoint. Some values are not restored exactly: the order of samples in the running epoch, the loss "
-            "since the last log line, the counters of a trainer between two log lines, and the training time. The "
+            "since the last log line, what TRL's trainers count between two log lines, and the training time. The "
             "next save is a checkpoint of Safepoint"
         )
 

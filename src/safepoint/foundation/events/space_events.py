@@ -61,12 +61,14 @@ class SpaceLow(Event, is_warning=True):
             return "if it is full, training waits for saves; make it larger, or set TMPDIR to another folder"
         if self.num_deletable:
             found = plural(self.num_deletable, "older checkpoint")
-            return f"when a save does not fit, up to {found} will be deleted, oldest first; to keep them, free space"
-        return "no checkpoint can be deleted for a save now, so saves may fail; free space, or use --keep newest=N"
+            advice = "to keep them, free some space"
+            return f"when a save does not fit, up to {found} will be deleted, oldest first; {advice}"
+        advice = "free some space, or use --keep newest=N"
+        return f"no checkpoint can be deleted for a save now, so saves may fail; {advice}"
 
 
 class SpaceRegained(Event):
-    """A folder has room for saves again. The event is reported after the room was sufficient for a minute."""
+    """A folder has room for saves again. The event is reported only after one minute without low space."""
 
     place: str
     path: str
@@ -77,7 +79,7 @@ class SpaceRegained(Event):
 
 
 class SpaceUnknown(Event, is_warning=True, cause="reason"):
-    """The free space of a folder cannot be read, so the folder is not watched."""
+    """The free space of a folder cannot be read. The launcher tries again later, but reports this event only once."""
 
     place: str
     path: str
@@ -99,5 +101,6 @@ class Thinned(Event, is_warning=True, cause="reason"):
 
     def _sentence(self) -> str:
         return (
-            f"deleted {self.path}, because {self.reason}; to keep more checkpoints, free space or use a larger disk"
+            f"deleted {self.path}, because {self.reason}; to keep more checkpoints, free some space, or use a larger "
+            "disk"
         )

@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. The next
-`submit` deletes the objects of a job that does not exist, if these objects are older than ten minutes. The next
-command that reads a job continues an unfinished change of its number of nodes, see `suspension.scaling`.
+This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. If a
+killed `submit` has created objects, but no TrainJob, a later `submit` deletes the objects after ten minutes. If a
+killed `scale` is not complete, the next command that reads the job continues the `scale` (`suspension.scaling`).
 """
 
 import contextlib
@@ -226,7 +226,7 @@ class ClusterJobs:
 
         Raises:
             NotFoundError: there is no such job, or its output location is unknown.
-            ConflictError: it is not certain where the job saves, or it saves inside its pods.
+            ConflictError: the location is not certain, or the job saves inside its pods.
         """
         storage = self.storage_of(name)
         if storage.output is None:
@@ -286,7 +286,8 @@ class ClusterJobs:
                 watch.wait(_LOOK_AT_LEAST_S)
 
     def events(self, name: str) -> list[JobEvent]:
-        """The sentences of a job's plan, then the events that the cluster still has, oldest first."""
+        """A job's events: one event for each sentence in `ClusterJob.planned`, then the events in the cluster, oldest
+        first. The cluster deletes old events."""
         seen = self.observe(name)
         job = describe(seen, place=self.place)
         found = events_of_job(seen, self._api.objects("events"), since=job.created)
@@ -318,10 +319,10 @@ class ClusterJobs:
 
         Args:
             name: the job.
-            rank: print the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
-            node: print only the output of this node; None prints the output of all nodes.
+            rank: yield the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
+            node: yield only the output of this node; None yields the output of all nodes.
             follow: continue with new lines, until the job has stopped.
-            last_bytes: without `follow`: print only about this many bytes at the end of each container's output.
+            last_bytes: without `follow`: yield only the end of each container's output, about this many bytes.
 
         Raises:
             NotFoundError: there is no such job, pod or rank.

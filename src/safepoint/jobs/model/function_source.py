@@ -193,7 +193,8 @@ def _check_names(name: str, function: types.FunctionType, definition: str) -> No
         others = ", ".join(one for one in missing if one not in modules)
         hints.append(f"import or define {others} inside the function, or pass values as func_args")
     raise UsageError(
-        f"{name} uses {', '.join(missing)}, not defined in the function; only the function itself is sent to the job",
+        f"{name} uses names that are not defined in the function: {', '.join(missing)}; only the function itself is "
+        "sent to the job",
         hint="; ".join(hints),
     )
 

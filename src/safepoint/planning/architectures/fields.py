@@ -48,7 +48,8 @@ class Fields:
 
     Args:
         values: the object in the file.
-        defaults: the values of missing fields; Transformers leaves out fields that have the default of their class.
+        defaults: the values of fields that are missing in the file. Transformers may leave out a field that has its
+            default value.
         where: the name of the file, for messages.
     """
 
@@ -80,7 +81,8 @@ class Fields:
         return value
 
     def optional(self, name: str) -> int | None:
-        """The whole number in a field; None if the field is missing or null."""
+        """The whole number in a field, or the default of a missing field. None if the field is null, or if the field
+        is missing and has no default."""
         value = self._values.get(name, self._defaults.get(name))
         return None if value is None else self.count(name)
 

@@ -27,7 +27,7 @@ _location: Any = torch.serialization.location_tag
 
 
 class UncomposableError(Exception):
-    """The layout of a value cannot be computed before the copy; torch itself must write the file."""
+    """The layout of the file cannot be computed before the tensors are copied, so torch has to write the file."""
 
 
 class _Reference(NamedTuple):
@@ -295,8 +295,8 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees that the same object holds the same tensors as in the last call. The
-                guarantee covers `value` and, if `value` is a dictionary, each value in the dictionary.
+            trusts: whether the caller guarantees: an object that the last call received, too, still holds the same
+                tensors. The guarantee covers `value` and, if `value` is a dictionary, each value in the dictionary.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.

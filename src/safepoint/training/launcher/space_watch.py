@@ -5,8 +5,9 @@ launcher's node manages the output folder (see `Folders`), the launcher watches 
 nothing. If a save does not fit, the process that saves deletes older checkpoints first (`checkpoint.local.thinning`).
 
 Each look at a folder runs on a thread of its own. The next look at this folder begins only when the last look has
-returned. So if a folder hangs, only one thread hangs. The training never waits for a look. The first time that a look
-hangs, the look at the other folder begins up to 10 s late. Later looks at the other folder are not delayed.
+returned. So if a folder hangs, only one thread hangs. The training never waits for a look. When a look at one folder
+hangs, the watch waits 10 s for this look. So the look at the other folder begins up to 10 s late. After these 10 s,
+the watch does not wait for the same look again.
 """
 
 import contextlib
@@ -152,7 +153,7 @@ class _OutputFolder:
 
     def _note_saves(self, usage: Usage, now_s: float) -> None:
         newest = usage.checkpoints[0].step if usage.checkpoints else None
-        # A checkpoint that was there at the first look is from an earlier start.
+        # A checkpoint that is there at the first look counts as a checkpoint of an earlier start.
         if newest is not None and self._newest is not None and newest > self._newest:
             self._saves_s.append(now_s)
         self._newest = newest if newest is not None else (self._newest or 0)
@@ -282,7 +283,7 @@ class SpaceWatch:
         while not self._stopping.wait(self._period_s):
             try:
                 self.look()
-            except Exception:  # noqa: BLE001  the watch must neither end the training nor stop
+            except Exception:  # noqa: BLE001  must not end the training, and must not stop the watch
                 _log.debug("the free space of the folders could not be read", exc_info=True)
 
     @property

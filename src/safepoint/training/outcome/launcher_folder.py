@@ -108,7 +108,7 @@ def shared_event_stream(folder: Path) -> Path | None:
 
 
 def forwarded_mark(signal_name: str) -> str:
-    """The name of the file that exists once the launcher has sent its ranks this signal."""
+    """The name of the file that the launcher creates immediately before it sends this signal to its ranks."""
     return f"forwarded-{signal_name}"
 
 
@@ -119,7 +119,7 @@ def note_stop_signal(folder: Path, number: int) -> None:
 
 
 def stop_signal_of(folder: Path | None, number: int) -> int:
-    """The signal that originally requested the stop, when a rank has received `number`.
+    """The signal that requested the stop, for a rank that has received the signal `number`.
 
     If `number` is the SIGTERM that the launcher sends to its ranks, the result is the signal that the launcher itself
     has received. If not, the result is `number`.

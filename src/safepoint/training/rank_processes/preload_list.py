@@ -27,7 +27,8 @@ class Wanted:
 
     Args:
         module: the module, with dots.
-        names: the attributes that are imported from it; empty for `import module`.
+        names: the attributes that are imported from the module. Empty for `import module` and
+            `from module import *`.
     """
 
     module: str
@@ -113,7 +114,10 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
 
 
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
-    """The imports at the top level of a module, also in `if`, `try` and `with`, without imports for type checkers."""
+    """The imports that are executed when a module is imported, including those in `if`, `try` and `with`.
+
+    Imports for type checkers and imports in `except` blocks are left out.
+    """
     for statement in statements:
         match statement:
             case ast.Import():

@@ -107,12 +107,12 @@ CASES: list[tuple[Any, str]] = [
     (hostile.made_by_exec["sourceless"], r"the source of sourceless was not found"),
     (
         hostile.uses_globals,
-        r"uses_globals uses LEARNING_RATE, js, letters, os, undefined_anywhere, not defined in the function; "
-        r"only the function itself is sent to the job — write `import json as js; import os` inside the function; "
-        r"import or define LEARNING_RATE, letters, undefined_anywhere inside the function, or pass values "
-        r"as func_args",
+        r"uses_globals uses names that are not defined in the function: LEARNING_RATE, js, letters, os, "
+        r"undefined_anywhere; only the function itself is sent to the job — write `import json as js; import os` "
+        r"inside the function; import or define LEARNING_RATE, letters, undefined_anywhere inside the function, or "
+        r"pass values as func_args",
     ),
-    (hostile.uses_in_a_nested_class, r"uses LEARNING_RATE, Numbers, js, not defined in"),
+    (hostile.uses_in_a_nested_class, r"uses names that are not defined in the function: LEARNING_RATE, Numbers, js;"),
 ]
 
 
@@ -130,7 +130,7 @@ def test_defaults_are_looked_at_too() -> None:
     def train(rate: float = hostile.LEARNING_RATE) -> None:
         pass
 
-    with pytest.raises(UsageError, match="train uses hostile, not defined in the function"):
+    with pytest.raises(UsageError, match="train uses names that are not defined in the function: hostile;"):
         take_function(train)
 
 
@@ -148,7 +148,7 @@ def test_what_a_notebook_adds_to_the_builtins_is_not_there(monkeypatch: pytest.M
         display()
 
     train = _rebuilt(train)
-    with pytest.raises(UsageError, match="train uses display, not defined in the function"):
+    with pytest.raises(UsageError, match="train uses names that are not defined in the function: display;"):
         take_function(train)
 
 

@@ -76,8 +76,7 @@ def freeze(
 
     Exit codes: 1 a process cannot be frozen, and all continue to run; 10 there is no such job or process; 11 another
     process writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root,
-    or a process uses a GPU, and the driver of the GPU has no checkpoint API; or the pods of the job cannot make
-    images.
+    or a process uses a GPU whose driver has no checkpoint API, or the pods of the job cannot make images.
     """
     if (job is None) == (pid is None) or (pid is not None and to is None):
         raise UsageError("name a job, or a process with --pid PID and --to LOCATION; nothing was frozen")

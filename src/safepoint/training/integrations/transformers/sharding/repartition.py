@@ -259,10 +259,10 @@ def check_repartition(trainer: Any, manifest: Manifest) -> None:
         reason = "this run uses another parallelism besides ZeRO"
     if reason is not None:
         raise ConflictError(
-            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, this run uses "
-            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}. To resume on other ranks or with "
-            "another stage, Safepoint copies the checkpoint into DeepSpeed's universal layout. In this run, such a "
-            f"copy cannot be used: {reason}; training was not started",
+            f"the checkpoint of step {manifest.step} was written by {writer_of(manifest)}, and this run uses "
+            f"{zero_name((stage,))} on {plural(trainer.args.world_size, 'rank')}. To resume on another number of "
+            "ranks or with another stage, Safepoint copies the checkpoint into DeepSpeed's universal layout. In this "
+            f"run, such a copy cannot be used: {reason}; training was not started",
             hint=_HINT,
         )
 
