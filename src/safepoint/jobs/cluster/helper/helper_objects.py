@@ -115,12 +115,12 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
         },
         "securityContext": {
             **(at(basis.container, "securityContext") or {}),
-            # The pods of a job with process images have rights that a helper does not need.
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
+    # The pods of a job with process images have no seccomp filter; a helper has that of the pod, below.
+    container["securityContext"].pop("seccompProfile", None)
     if basis.image == at(basis.container, "image") and at(basis.container, "imagePullPolicy"):
         container["imagePullPolicy"] = at(basis.container, "imagePullPolicy")
     pod: Object = {
