@@ -54,7 +54,7 @@ Namespace = Annotated[
     typer.Option(
         metavar="NAME",
         help="The namespace in the cluster.",
-        show_default="the place's namespace; if it has none, the context's",
+        show_default="the namespace of the place, or else of the context",
     ),
 ]
 

@@ -1,9 +1,9 @@
 """The files of a checkpoint and their sizes, computed without a save.
 
-Promises: the bytes of tensors, headers, alignments and archives are computed with the modules that write them
-(`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The pickles,
-the metadata of DCP, and the small files (random number states, the Trainer's state) have sizes that were
-measured once. docs/planning.md compares the sum with real checkpoints of each strategy.
+Promises: the sizes of tensors, headers, padding and archives come from the modules that also write the files
+(`safetensors_layout`, `torch_archive`). Partitions and shards have the padding of DeepSpeed and torch. The sizes of
+the pickles, of the metadata of DCP, and of the small files (random number states, the Trainer's state) were measured
+once. docs/planning.md compares the sum with real checkpoints of each strategy.
 """
 
 import functools
@@ -28,7 +28,7 @@ from safepoint.snapshot.images.torch_archive import lay_out as lay_out_archive
 
 _MAX_SHARD_BYTES = 50 * 10**9
 """`save_pretrained` begins a new file after this size (Transformers 5)."""
-_TENSOR_PICKLE_BYTES = 157  # each value of the outermost dictionary is pickled by itself
+_TENSOR_PICKLE_BYTES = 157  # the values of the outermost dictionary are pickled separately
 _STATE_PICKLE_BYTES = 78
 _PICKLE_BYTES = 320
 _DCP_PICKLE_BYTES = 157
@@ -55,9 +55,9 @@ class Group(NamedTuple):
         path: the path of the file, or a name for several files; `*` stands for a varying part, such as the number of
             a rank.
         total_bytes: the size of all files of the kind.
-        largest_bytes: the size of the largest file. Rank 0 writes this file. Several files that only rank 0 writes
-            count as one file.
-        num_files: the number of files: 1 if only rank 0 writes, or one file for each rank.
+        largest_bytes: the size of the largest file. Rank 0 writes this file. If only rank 0 writes files of this
+            kind, the size of all of them.
+        num_files: the number of files. If only rank 0 writes files of this kind, they count as one.
         is_of_each_rank: whether each rank writes one of these files.
     """
 
@@ -80,11 +80,10 @@ class Training:
         strategy: how ranks share the model.
         optimizer: the optimizer; the sizes of its states depend on it.
         num_ranks: the number of ranks.
-        is_mixed: whether the training computes in 16 bits and keeps the weights in 32 bits (`bf16=True`,
-            `fp16=True`).
+        is_mixed: whether TrainingArguments have `bf16=True` or `fp16=True`. A step then computes in 16 bits.
         tokenizer_bytes: the size of the tokenizer's files, which the Trainer saves if it has the tokenizer.
-        tied: tied weights of the model, once for each further name. FSDP2, ZeRO-1 and ZeRO-2 save a tied weight again
-            under each of these names.
+        tied: the additional names of tied weights, each with the sizes of its weight. FSDP2, ZeRO-1 and ZeRO-2 save
+            the weight under each of these names, too.
     """
 
     tensors: Sequence[Tensor]
@@ -115,7 +114,7 @@ class Training:
 
     @property
     def computed_dtype(self) -> str:
-        """The type of the trained tensors in a step: after DeepSpeed, if it is used, has cast the model.
+        """The type of the trained tensors in a step. With DeepSpeed, this is the type after the cast.
 
         In a training in 16 bits, DeepSpeed casts the whole model to 16 bits, including an adapter.
         """
@@ -237,7 +236,7 @@ def weights_file_bytes(tensors: Sequence[Tensor], dtype: str) -> int:
     return _weights_file_bytes(tuple(tensors), dtype)
 
 
-@functools.lru_cache(maxsize=8)  # a plan needs it several times, and a model with many experts takes a second
+@functools.lru_cache(maxsize=8)  # a plan needs the size several times, and for many experts this takes 1 s
 def _weights_file_bytes(tensors: tuple[Tensor, ...], dtype: str) -> int:
     return _files_bytes([shape for one in tensors for shape in _stored(one, KINDS[dtype])])
 

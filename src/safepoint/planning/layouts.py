@@ -87,7 +87,12 @@ def _step_bytes(plan: StoragePlan, nodes: int) -> int:
 
 
 def compare_layouts(run: Run, first: tuple[int, int], second: tuple[int, int]) -> tuple[LayoutPlan, LayoutPlan]:
-    """Two layouts, each (nodes, GPUs of each node), of the same number of GPUs.
+    """Plan two layouts that have the same number of GPUs.
+
+    Args:
+        run: the training.
+        first: the number of nodes, and the number of GPUs of each node.
+        second: the same for the other layout.
 
     Raises:
         UsageError: the layouts have different numbers of GPUs.

@@ -40,7 +40,9 @@ def state_dict_weights(path: ReadablePath, budget: Budget | None = None) -> list
     weights: list[StoredWeight] = []
     for name, tensor in content.items():
         if not isinstance(tensor, StoredTensor):
-            raise CheckpointError(f"{name} in {path.name} is not a tensor; load the file with torch")
+            raise CheckpointError(
+                f"{name} in {path.name} is not a tensor, so the weights cannot be read; load the file with torch"
+            )
         runs = runs_of(tensor, [0] * len(tensor.sizes), tensor.sizes, budget)
         weights.append(StoredWeight.of(name, tensor.dtype, tensor.sizes, runs))
     return weights

@@ -54,7 +54,7 @@ _Namespace = Annotated[
     typer.Option(
         metavar="NAME",
         help="With --on: the namespace.",
-        show_default="the place's namespace; if it has none, the context's",
+        show_default="the namespace of the place, or else of the context",
         is_eager=True,
     ),
 ]

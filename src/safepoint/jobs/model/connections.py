@@ -37,8 +37,8 @@ def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Select the variables of a TrainJob, or of another object, that this machine may use.
 
     Another person may have written the object. Variables that only select a region or an account are safe. All other
-    variables are left out. With such variables, the other person could choose the server or the proxy to which this
-    machine sends the user's credentials, or make it send a file.
+    variables are left out. Some of these variables choose the server or the proxy to which this machine sends the
+    user's credentials. Others make this machine send the content of a file.
     """
     return {name: text for name, text in variables.items() if name in variables_of(VariableKind.PLACE)}
 

@@ -28,7 +28,7 @@ class Given:
         strategy: how the ranks share the model.
         optimizer: the optimizer.
         keep: save_total_limit.
-        is_mixed: whether the training computes in 16 bits and keeps the weights in 32 bits.
+        is_mixed: whether TrainingArguments have `bf16=True` or `fp16=True`; None if that is not known.
         lora_rank: the rank of the adapter.
         lora_targets: the modules that the adapter changes.
         nodes: the number of pods.
@@ -74,7 +74,7 @@ def parse_parameters(text: str) -> int:
 
 
 def parse_layout(text: str) -> tuple[int, int]:
-    """The number of nodes, and of GPUs of each node, in a text such as `6x1`.
+    """The number of nodes and the number of GPUs of each node, parsed from a text such as `6x1`.
 
     Raises:
         UsageError: `text` is not such a layout.
@@ -83,7 +83,7 @@ def parse_layout(text: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= 1_000_000 or not 1 <= int(match[2]) <= 1024:
         raise UsageError(
             f"--compare {text[:60]!r} is not a layout; nothing was computed",
-            hint="write nodes x GPUs of each node, such as --compare 6x1 2x3",
+            hint="write the number of nodes and the number of GPUs of each node, such as --compare 6x1 2x3",
         )
     return int(match[1]), int(match[2])
 

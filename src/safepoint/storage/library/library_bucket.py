@@ -1,8 +1,8 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-There are two exceptions: `put` sends its request once, and in an upload in parts, obstore repeats the requests. After
-an interruption, an upload starts again at the first byte.
+There are two exceptions: `put` sends its request once, and obstore repeats the requests of `upload`. After an
+interruption, an upload starts again at the first byte.
 
 The server may be hostile. Objects are read as streams, and a read stops as soon as the requested bytes have arrived.
 A listing has the same limits as a listing of S3. Two things that obstore keeps in memory are not limited in size: one
@@ -98,8 +98,8 @@ def _only_to_the_store(location: Location) -> dict[str, Any]:
     """Options that keep a SAS token of Azure from other hosts.
 
     The token is a part of the address, and obstore sends the address as `Referer` to the target of a redirect. So
-    requests to other hosts go to a proxy that does not exist, and fail. If the environment names a proxy, obstore
-    follows redirects, and the token is not protected in this way.
+    requests to other hosts go to a proxy that does not exist, and fail. If the environment names a real proxy,
+    obstore uses that proxy and follows redirects. Then another host may receive the token.
     """
     named = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith("AZURE_")}
     if location.scheme is not Scheme.AZ or not _SAS & named.keys() or named_proxy("https://core.windows.net"):
@@ -218,7 +218,8 @@ class LibraryBucket:
             if deadline_s is not None and clock.monotonic_s() >= deadline_s:
                 raise TransientError(f"{what}: {done} of {content.size_bytes} bytes were sent before the deadline")
 
-        # The writer is not used as a context manager, because that would complete the object even after an error.
+        # The writer is not used as a context manager, because its `__exit__` would complete the object even
+        # after an error.
         writer = obstore.open_writer(
             client, key, buffer_size=part_bytes, max_concurrency=max(1, STREAM_MEMORY_BYTES // part_bytes - 1)
         )
@@ -292,7 +293,8 @@ class LibraryBucket:
             with self._translating(f"{verb} {self._name(key)}"):
                 return request(self._client(timeout_s))
 
-        # A slow link is not an error: a request may last as long as its bytes take at the slowest accepted rate.
+        # A slow network is not an error. So the time limit includes the time that the bytes need at the slowest
+        # accepted speed.
         try_s = self._options.request_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
         if deadline_s is None:
             deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S + try_s
@@ -310,9 +312,9 @@ class LibraryBucket:
 
     def _client(self, timeout_s: float) -> Client:
         self._keys.refresh()
-        # A client has one timeout for all its requests. To need only a few clients, round each timeout down to
-        # `request_timeout_s`, or to a value that is 2, 4, 8, … times larger or smaller. A timeout below 0.25 s counts
-        # as 0.25 s.
+        # A client has one timeout for all its requests. Timeouts are rounded, so that a few clients are enough.
+        # Each timeout is rounded down to `request_timeout_s`, multiplied or divided by 1, 2, 4, 8, … A timeout below
+        # 0.25 s counts as 0.25 s.
         rounded_s = self._options.request_timeout_s
         while rounded_s > max(timeout_s, _SHORTEST_TRY_S):
             rounded_s /= 2

@@ -42,7 +42,8 @@ class Outcome:
         progress: publishes the progress and the end to `safepoint list` and other readers.
         record: reports the end to the launcher.
         termination: says how much time is left.
-        uploads: the uploads of this rank. They are finished before the process ends, unless the deadline has passed.
+        uploads: the uploads of this rank. After an interruption, only the newest checkpoint is uploaded, and the
+            process waits for this upload at most until the deadline.
     """
 
     def __init__(
@@ -161,8 +162,8 @@ class Outcome:
         """Wait for the uploads of this rank, and check that the last step is saved; used if there is no launcher.
 
         All ranks call this method when a training has ended. Only the first rank raises the error for an unsaved last
-        step, after it has waited for its uploads. The other ranks do not raise this error: torchrun would then end
-        the first rank, perhaps before its uploads are complete.
+        step, after it has waited for its uploads. If another rank raised this error, torchrun would end the first
+        rank, perhaps before the uploads of the first rank are complete.
 
         Raises:
             StorageError: on the first rank, if the last step could not be saved; on a rank with an uploader, if
@@ -231,7 +232,7 @@ class Outcome:
             if self.interrupted is not None:  # another thread has ended the run already
                 self.end_now(self.interrupted.exit_code)
             reason = (
-                "no training had begun that Safepoint can save"
+                "no training that Safepoint can save had begun"
                 if self.step == 0
                 else "the last step was not committed"
             )
@@ -255,8 +256,8 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def _end_progress(self, state: State, message: str = "", *, limit_s: float | None = None) -> None:
-        # The folder may hang. So limit the write to half of the time that is left, but to no less than 0.2 s and no
-        # more than 5 s.
+        # The file system may hang. So the time limit of the write is half of the time that is left, but at least
+        # 0.2 s and at most 5 s.
         if limit_s is None:
             limit_s = min(_MOST_REPORT_S, max(_LEAST_REPORT_S, self._termination.available_s / 2))
         self._progress.end(state, message, limit_s=limit_s)

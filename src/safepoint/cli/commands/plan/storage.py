@@ -196,8 +196,8 @@ def storage(
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help="Compare two layouts of the same number of GPUs, each written as nodes x GPUs of each node: "
-            "--compare 6x1 2x3.",
+            help="Compare two layouts that have the same number of GPUs. For example, --compare 6x1 2x3 compares "
+            "6 nodes of 1 GPU with 2 nodes of 3 GPUs.",
         ),
     ] = None,
     on: OnOfJob = None,

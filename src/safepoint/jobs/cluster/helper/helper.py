@@ -131,7 +131,10 @@ def _created(api: ClusterApi, name: str, request: HelperRequest, document: Objec
 
 
 def _move_deadline(api: ClusterApi, job: Object, is_over: threading.Event) -> None:
-    """Move the Job's deadline again and again, so that the cluster ends the Job only if this process is gone."""
+    """Move the Job's deadline again and again, so that the cluster ends the Job only if this process has ended.
+
+    If the user may not change Jobs, the first deadline remains.
+    """
     begun_s = clock.monotonic_s()
     while not is_over.wait(_MOVE_S):
         deadline_s = round(clock.monotonic_s() - begun_s) + DEADLINE_S

@@ -25,7 +25,7 @@ _MOST_OBJECTS, _MOST_BYTES = 100_000, 256 << 20
 
 
 class Kept:
-    """The objects of one kind, by name, with limits of their number and size.
+    """The objects of one kind, by name, with a limit for their number and a limit for their size.
 
     Args:
         kind: the plural of the kind, for the message.
@@ -78,12 +78,12 @@ class JobWatch:
         self._has_begun = {kind: threading.Event() for kind in _KINDS}
         self._failure: SafepointError | None = None
         self._unanswered: dict[str, tuple[float, str, SafepointError]] = {}
-        """For each kind that cannot be watched at present: since when (on the monotonic clock), since when (in UTC),
-        and the error."""
+        """For each kind that cannot be watched at present: the time when this began (on the monotonic clock, and in
+        UTC), and the error."""
         self._has_warned = False
         self._saved: dict[str, int] = {}
-        """For each job: the step that a pod has saved at its end. The step is kept here, because the cluster deletes
-        the pods of a preempted job."""
+        """For each job: the newest step that a pod saved before the pod ended. The step is kept here, because the
+        cluster deletes the pods of a preempted job."""
 
     def __enter__(self) -> "JobWatch":
         for kind in _KINDS:
@@ -145,14 +145,14 @@ class JobWatch:
                     self._note(kind, what, item)
                 self._is_over.wait(_AGAIN_S)
             except (AccessDeniedError, TooMuchError) as error:
-                # Jobs can be shown without Workloads: only the state of a job in a queue is incomplete then.
+                # Without Workloads, the jobs can still be shown. Only the state of a job in a queue is incomplete.
                 if kind != "workloads":
                     self._failure = error
                 self._begun(kind)
                 return
             except SafepointError as error:
-                # List the objects again. The version may have expired. Also, only a new list shows that the objects
-                # are up to date.
+                # List the objects again, for two reasons: the version may have expired, and only `_list` records that
+                # the API server answers again.
                 version = ""
                 with self._lock:
                     self._unanswered.setdefault(kind, (clock.monotonic_s(), clock.utc_now(), error))
@@ -194,7 +194,7 @@ class JobWatch:
         self._has_changed.set()
 
     def _note_save(self, pod: Object) -> None:
-        """Keep the step that a pod has saved at its end."""
+        """Keep the step that the pod saved before the pod ended."""
         job, step = texts(pod, "metadata", "labels").get(JOBSET_LABEL, ""), saved_step([pod])
         if step is not None and own_pods(job, [pod]) and len(self._saved) < _MOST_OBJECTS:
             self._saved[job] = max(step, self._saved.get(job, 0))
