@@ -236,7 +236,7 @@ def test_an_account_that_names_another_host(text: str, monkeypatch: pytest.Monke
 )
 def test_a_bucket_that_names_another_host(scheme: str, bucket: str) -> None:
     """The bucket is a part of the name of the server too."""
-    with pytest.raises(ValueError, match="invalid name"):
+    with pytest.raises(ValueError, match="invalid (bucket|container|claim) name"):
         parse_location(f"{scheme}://{bucket}/run")
 
 

@@ -169,7 +169,7 @@ def test_an_end_that_cannot_be_saved_is_no_success(tmp_path: Path) -> None:
             # The disk is then full, so that the event of the save may be missing.
             _wait_filling(job, output / "filler", lambda: "could not be saved" in job.text)
             assert job.wait() == 13, job.text
-        assert "the training ended at step 24, which could not be saved" in job.text
+        assert "the training ended at step 24, and this step could not be saved" in job.text
 
 
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -197,7 +197,7 @@ def test_a_loop_without_a_launcher_does_not_end_well_either(num_ranks: int, tmp_
         job = Job([sys.executable, *torchrun, str(script)], output, log=tmp_path / "log", env=environment())
         with no_orphans(job):
             assert job.wait() == 1, job.text
-        assert job.text.count("StorageError: the training ended at step 8, which could not be saved") == 1
+        assert job.text.count("StorageError: the training ended at step 8, and this step could not be saved") == 1
         assert job.text.count("the session has ended") == num_ranks - 1
         progress = read_progress(output / ".safepoint" / "progress.json")
         assert progress is not None

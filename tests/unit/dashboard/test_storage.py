@@ -186,7 +186,7 @@ def test_a_full_bucket_needs_attention(
         assert (problem in text) == (problem in dashboard.get("/jobs/local/one").text.replace("<wbr>", ""))
         return text
 
-    problem = "s3://models/team has no room for the next save"
+    problem = "location s3://models/team has no room for the next save"
     full = page(2 * GB)
     assert full.count(problem) == 1
     assert 'href="/jobs/local/one"' in full

@@ -155,7 +155,7 @@ def without_room(places: Places, usage: BucketUsage, *, sizes: Mapping[str, int]
         for one in jobs:
             save_bytes = None if one.progress is None else one.progress.saves.last_bytes
             if _is_full(sizes[location] - known.stored_bytes, save_bytes):
-                reasons[one.key] = f"{location} has no room for the next save"
+                reasons[one.key] = f"the location {location} has no room for the next save"
     return reasons
 
 

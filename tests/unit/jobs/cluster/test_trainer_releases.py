@@ -63,7 +63,7 @@ def test_a_queue_on_trainer_2_1() -> None:
 def test_a_default_queue_on_trainer_2_1() -> None:
     """Kueue adds its name when the TrainJob is created."""
     cluster = Cluster("spec.runtimePatches", queue="default")
-    with pytest.raises(UsageError, match=r"into queue default, .* Trainer 2\.1; nothing was submitted"):
+    with pytest.raises(UsageError, match=r"into queue default; .* Trainer 2\.1; nothing was submitted"):
         create_trainjob(cluster, job())
     with pytest.raises(UsageError, match="into queue default"):
         form_for(cluster, job(), runtime=RUNTIME)

@@ -105,7 +105,7 @@ def test_an_unfit_template_is_not_replaced(
     one.start()
     assert one.pid is None
     (record,) = caplog.records
-    assert "packages: ray has started a thread; they import" in record.getMessage()
+    assert "packages: ray has started a thread; the ranks import" in record.getMessage()
 
 
 def test_after_a_stop_request_nothing_is_waited_for(

@@ -67,11 +67,11 @@ def test_what_cannot_be_is_refused_on_every_rank(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     for result in find([a, b], has_store=False):
         assert isinstance(result, StorageError)
-        assert "as other ranks: 1; training was not started" in str(result)
+        assert "of the other ranks: 1; training was not started" in str(result)
         assert "an object store" in str(result)
     for result in find([a, b], has_store=True, local_ranks=[0, 1]):
         assert isinstance(result, StorageError)
-        assert "as other ranks: 1; training was not started" in str(result)
+        assert "of the other ranks: 1; training was not started" in str(result)
     (tmp_path / "file").write_text("")
     for result in find([a, tmp_path / "file"], has_store=True):
         assert isinstance(result, StorageError)
