@@ -130,15 +130,21 @@ def test_a_program_that_saves_nothing_goes_on(tmp_path: Path, place: Place) -> N
     assert numbers == [*(f"number {number}" for number in range(200)), f"total {sum(range(200))}"]
 
 
-def test_output_to_a_pipe_is_refused_at_the_start(tmp_path: Path, place: Place) -> None:
-    """A restored process could print nothing."""
-    options = ["--freeze-as-last-resort", "--output-dir", "out"]
-    outcome = subprocess.run(
-        [sys.executable, "-m", "safepoint.cli.main", "run", *options, str(LOOP)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert outcome.returncode == 16
-    assert "is not a file" in outcome.stderr
+def test_output_to_a_pipe_goes_on_in_another_pipe(tmp_path: Path, place: Place) -> None:
+    """As in a pod, where the output is a pipe that ends with the pod."""
+    script = tmp_path / "count.py"
+    script.write_text(COUNT)
+    options = ["--freeze-as-last-resort", "--grace", "8", "--output-dir", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "safepoint.cli.main", "run", *options, str(script), str(tmp_path / "out")]
+    printed: list[str] = []
+    for code in (75, 0):
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            if code:
+                printed += iter(process.stdout.readline, "number 99\n")
+                process.terminate()
+            printed += process.stdout
+        assert process.returncode == code, printed
+        release(tmp_path / "out")
+    numbers = [line.strip() for line in printed if line.startswith(("number", "total"))]
+    assert numbers == [f"number {number}" for number in range(200) if number != 99] + [f"total {sum(range(200))}"]

@@ -152,8 +152,8 @@ class TransformersTrainer(types.CustomTrainer):
         extra_files_limit: with `s3://`, other files in the output folder (plots, metrics, a model that the function
             saves) are uploaded when the job ends or is interrupted. This is the maximum size of these files together:
             a number of bytes, or a string such as `1Gi`; 0 for no such files. None means 10Gi.
-        freeze_as_last_resort: on this machine, freeze the ranks into a process image if they cannot save within the
-            grace period; see docs/process-images.md. Needs root and CRIU.
+        freeze_as_last_resort: freeze the ranks into a process image if they cannot save within the grace period; see
+            docs/process-images.md. Needs root and CRIU; on a cluster also one pod, and an output location in a claim.
         on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
         resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
             the path of a checkpoint. With `never`, all checkpoints in the output folder are moved aside. With a path,

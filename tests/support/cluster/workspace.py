@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import criu
 from tests.support.cluster.node import HOST_IMAGE
 from tests.support.cluster.running import RunningCluster
 from tests.support.commands import safepoint
@@ -221,6 +222,19 @@ def restrict(team: Workspace, *, with_tmp: bool = True) -> None:
         pod["volumes"].append({"name": "tmp", "emptyDir": {}})
         node["volumeMounts"].append({"name": "tmp", "mountPath": "/tmp", "readOnly": True})
     apply(team.cluster, [*claims, blocked, document])
+
+
+def with_criu(team: Workspace) -> None:
+    """Give the namespace a runtime whose pods have the CRIU of the tests. The claim is writable for root only."""
+    document = {**runtime(), "kind": "TrainingRuntime"}
+    document["metadata"] = {**document["metadata"], "namespace": team.namespace}
+    pod = document["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod["volumes"].append({"name": "criu", "hostPath": {"path": str(criu.PROGRAM.parent)}})
+    mount = {"name": "criu", "mountPath": str(criu.PROGRAM.parent), "readOnly": True}
+    pod["containers"][0]["volumeMounts"].append(mount)
+    pod["containers"][0]["env"].append({"name": criu.VARIABLE, "value": str(criu.PROGRAM)})
+    team.folder.chmod(0o755)
+    apply(team.cluster, [document])
 
 
 def queue_objects(namespace: str, cpu: str) -> list[dict[str, Any]]:

@@ -135,9 +135,10 @@ def run(
 def _run_watched() -> Callable[["LaunchPlan", "RunSettings"], int]:
     try:
         from safepoint.jobs.local.images.watched_run import run_watched
-    except ModuleNotFoundError as error:  # pods have only a part of Safepoint
+    except ModuleNotFoundError as error:  # most pods have only a part of Safepoint
         raise UnsupportedError(
-            "--freeze-as-last-resort needs CRIU, and pods have none; nothing was started", hint="leave it out"
+            "--freeze-as-last-resort: this pod has no modules for process images; nothing was started",
+            hint="give the option when the job is submitted, or leave it out",
         ) from error
     return run_watched
 

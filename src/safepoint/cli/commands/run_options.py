@@ -153,7 +153,8 @@ class RunOptions:
             "--freeze-as-last-resort",
             envvar="SAFEPOINT_FREEZE_AS_LAST_RESORT",
             help="When the ranks cannot save within the grace period, freeze them into a process image, from which "
-            "they can go on. Needs root and CRIU on this machine; without them, the command ends with exit code 16.",
+            "they can go on. Needs root and CRIU on this machine; without them, the command ends with exit code 16. "
+            "On a cluster: needs one pod, an output location in a claim, and CRIU in the pod.",
         ),
     ] = False
     metrics_port: Annotated[

@@ -37,3 +37,27 @@ class Thawed(Event):
 
     def _sentence(self) -> str:
         return f"the ranks go on from {printable(self.path)}: {self.reason}"
+
+
+class FrozenOnRequest(Event):
+    """A process image of the ranks was made because `safepoint freeze` has requested it, and was read and checked."""
+
+    path: str
+    size_bytes: int
+    is_running: bool
+
+    def _sentence(self) -> str:
+        after = "they run on" if self.is_running else "they have ended, and the next start of the job restores them"
+        return f"the ranks were frozen in {printable(self.path)}, {format_bytes(self.size_bytes)}; {after}"
+
+
+class ThawedWithoutProgress(Event, is_warning=True):
+    """The restored ranks made no progress. They were ended, and the run continues from its newest checkpoint."""
+
+    limit_s: float
+
+    def _sentence(self) -> str:
+        return (
+            f"the restored ranks made no progress within {format_duration(self.limit_s)}: they were ended, and the "
+            "run continues from its newest checkpoint"
+        )

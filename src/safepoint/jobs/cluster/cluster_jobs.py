@@ -25,8 +25,13 @@ from safepoint.jobs.cluster.changes.plans import plans_among
 from safepoint.jobs.cluster.changes.submission import create_job, is_gone, own_left, repair
 from safepoint.jobs.cluster.changes.successor import Successions
 from safepoint.jobs.cluster.changes.trainer_releases import form_for
-from safepoint.jobs.cluster.checks.requirements import check_claim, find_runtime, manifests_of, needs_of
-from safepoint.jobs.cluster.checks.values import check_scaled_names
+from safepoint.jobs.cluster.checks.requirements import (
+    check_scaled,
+    check_trainer,
+    find_runtime,
+    manifests_of,
+    needs_of,
+)
 from safepoint.jobs.cluster.helper.code_upload import put_code
 from safepoint.jobs.cluster.helper.job_removal import check_keeps_checkpoints, delete_checkpoints
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, list_in_pod, location_of, open_store_of, storage_of
@@ -38,6 +43,7 @@ from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
 from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
+from safepoint.jobs.cluster.suspension.freezing import PodImage, freeze_job
 from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
 from safepoint.jobs.cluster.suspension.scaling import Scaling
 from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
@@ -152,7 +158,7 @@ class ClusterJobs:
         """
         listed = self._api.objects("trainjobs")
         if not listed:
-            self._check_trainer()
+            check_trainer(self._api)
         self._successions.report_changed(listed)
         # `try_step` may have created or deleted TrainJobs.
         if not self._is_read_only and [self._scaling.try_step(plan) for plan in plans_among(listed)]:
@@ -353,8 +359,17 @@ class ClusterJobs:
         self._scaling.carry_on(name, timeout_s=timeout_s)
         return stop_job(self._api, lambda: self.observe(name), place=self.place, timeout_s=timeout_s)
 
+    def freeze(
+        self, name: str, *, is_running_after: bool, timeout_s: float | None = None
+    ) -> tuple[ClusterJob, PodImage]:
+        """Make a process image of a job's pod, and suspend the job unless it shall run on; see `freeze_job`."""
+        self._scaling.carry_on(name, timeout_s=timeout_s)
+        return freeze_job(
+            self._api, lambda: self.observe(name), is_running_after=is_running_after, timeout_s=timeout_s
+        )
+
     def resume(self, name: str) -> ClusterJob:
-        """Continue a suspended job from its newest checkpoint.
+        """Continue a suspended job from its newest checkpoint or, if that is newer, its process image.
 
         Raises:
             ConflictError: the job is neither suspended nor being suspended, or its checkpoints are being deleted.
@@ -406,8 +421,7 @@ class ClusterJobs:
                 "checkpoint; nothing was done",
                 hint="suspend the job, and submit it again with another number of nodes",
             )
-        check_claim(self._api, job.output, num_nodes)
-        check_scaled_names(seen.trainjob, num_nodes)
+        check_scaled(self._api, seen.trainjob, job.output, num_nodes)
         if num_nodes == job.num_nodes:
             return job
         if job.state is JobState.SUSPENDED:
@@ -449,23 +463,8 @@ class ClusterJobs:
         )
         return num_deleted
 
-    def _check_trainer(self) -> None:
-        """Raise NotFoundError if the cluster does not have the kind TrainJob."""
-        if not self._api.serves("trainjobs"):
-            versions, own = self._api.versions_of("trainjobs"), self._api.version_of("trainjobs")
-            if versions:
-                raise NotFoundError(
-                    f"Kubeflow Trainer on cluster {self.place} has the API {', '.join(versions)}, and this release "
-                    f"of Safepoint uses the API {own}; nothing was done",
-                    hint="install a release of Safepoint that uses this API",
-                )
-            raise NotFoundError(
-                f"cluster {self.place} has no Kubeflow Trainer; nothing was done",
-                hint="ask the cluster's administrator to install Kubeflow Trainer, or name another cluster with --on",
-            )
-
     def _unknown(self, name: str) -> NotFoundError:
-        self._check_trainer()
+        check_trainer(self._api)
         return NotFoundError(
             f"there is no job {name} in namespace {self._api.namespace} of cluster {self.place}; nothing was done",
             hint="`safepoint list` with the same --on and --namespace shows the jobs",

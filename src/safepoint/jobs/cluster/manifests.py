@@ -17,6 +17,15 @@ from safepoint.jobs.cluster import large_code, pod_archive, shared_memory
 from safepoint.jobs.cluster.large_code import LargeCode
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
 from safepoint.jobs.cluster.planned_sizes import sentences_of, with_planned_limit
+from safepoint.jobs.cluster.pods.pod_secrets import (
+    IMAGES,
+    NODES,
+    NODES_VARIABLE,
+    SecretMount,
+    images_secret,
+    mount_secret,
+    nodes_secret,
+)
 from safepoint.jobs.cluster.records.storage_record import FILE as STORAGE_FILE
 from safepoint.jobs.cluster.records.storage_record import storage_record_of
 from safepoint.jobs.cluster.spec import (
@@ -34,15 +43,19 @@ from safepoint.storage.location import CLAIMS, parse_location
 CHECKPOINTS = "/mnt/kubeflow-checkpoints"
 """The mount path of the claim, as in OpenShift AI. If the job saves to an object store, the mount path of the local
 folder for checkpoints."""
-_STORAGE, _SHIPPED, _NODES = "checkpoint-storage", "safepoint", "safepoint-nodes"
+_STORAGE, _SHIPPED = "checkpoint-storage", "safepoint"
 SHIPPED_TO = "/opt/safepoint"
 """The path at which the pods mount the config map of the job."""
 _CODE = "code.zip"
-_SECRET_KEY, _SECRET_PLACE, _SECRET_VARIABLE = "job-secret", "/var/run/safepoint", "SAFEPOINT_JOB_SECRET_FILE"
 _MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
 _STORAGE_RECORD_BYTES = 4 << 10
 """How many bytes of a config map with code are kept free for the storage record."""
+_RIGHTS_FOR_IMAGES: Object = {
+    "capabilities": {"add": ["SYS_ADMIN", "NET_ADMIN", "SYS_TIME"]},
+    "seccompProfile": {"type": "Unconfined"},  # CRIU cannot suspend a filter that also applies to CRIU itself
+}
+"""What CRIU needs in a container (docs/process-images.md)."""
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
 TRACKING = "trainer.opendatahub.io"
@@ -181,10 +194,15 @@ def manifests_for(
     is_mounted = CHECKPOINTS in runtime.mounted(spec.patches)
     spec = with_planned_limit(spec, CHECKPOINTS, is_mounted=is_mounted)
     planned = sentences_of(spec, CHECKPOINTS, grace_s=grace_s, is_mounted=is_mounted)
-    secret = nodes_secret(spec.name) if spec.num_nodes > 1 and with_secret else None
-    archive = pod_archive.build_archive()
+    makes_images = spec.settings.freeze_as_last_resort
+    own_secrets = {NODES: nodes_secret(spec.name)} if spec.num_nodes > 1 and with_secret else {}
+    if makes_images:
+        own_secrets[IMAGES] = images_secret(spec.name)
+    mounted = [mount_secret(volume, name_of(secret)) for volume, secret in own_secrets.items()]
+    archive = pod_archive.build_archive(with_images=makes_images)
     spec, code = large_code.split(spec, room_bytes=_MOST_SHIPPED_BYTES - len(archive) - _STORAGE_RECORD_BYTES)
-    env = _environment(spec, grace_s, secret_keys, has_secret=secret is not None)
+    env = _environment(spec, grace_s, secret_keys)
+    env += (one.variable for one in mounted if one.variable["name"] not in spec.env)
     record = storage_record_of(spec.name, env, spec.connection)
     files = _files(spec, {pod_archive.NAME: archive, STORAGE_FILE: record.to_json()})
     before: list[tuple[str, Object]] = [("configmaps", _shipped(spec.name, files))]
@@ -192,11 +210,10 @@ def manifests_for(
     if own_runtime is not None:
         before.append(("trainingruntimes", own_runtime))
         runtime_reference = {"name": name_of(own_runtime), "kind": "TrainingRuntime"}
-    if secret is not None:
-        before.append(("secrets", secret))
+    before += (("secrets", secret) for secret in own_secrets.values())
     initializer = _initializer(spec, runtime)
     before += (("secrets", _initializer_secret(spec, what)) for what in spec.initializer_secrets)
-    volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), secret)
+    volumes, mounts = _volumes(spec, runtime, name_of(before[0][1]), mounted)
     trainer: Object = {
         "command": [*pod_archive.command_of(SHIPPED_TO, files), "run", *_program(spec)],
         "env": env,
@@ -210,7 +227,10 @@ def manifests_for(
         trainer["numProcPerNode"] = spec.ranks_per_node
     if spec.resources:
         trainer["resourcesPerNode"] = {"requests": dict(spec.resources), "limits": dict(spec.resources)}
-    patch = {"volumes": volumes, "containers": [{"name": at(runtime.container, "name"), "volumeMounts": mounts}]}
+    container: Object = {"name": at(runtime.container, "name"), "volumeMounts": mounts}
+    if makes_images:
+        container["securityContext"] = _RIGHTS_FOR_IMAGES
+    patch = {"volumes": volumes, "containers": [container]}
     labels = {JOB_LABEL: spec.name, **spec.labels}
     labels |= {name: text for name, text in ((QUEUE_LABEL, spec.queue), (_PRIORITY, spec.priority_class)) if text}
     trainjob: Object = {
@@ -250,13 +270,11 @@ def with_secret(trainjob: Object, secret: str) -> Object:
         trainjob: the TrainJob.
         secret: the name of the Secret, see `nodes_secret`.
     """
-    changed = copy.deepcopy(trainjob)
-    entry = {"name": _SECRET_VARIABLE, "value": f"{_SECRET_PLACE}/{_SECRET_KEY}"}
-    changed["spec"]["trainer"].setdefault("env", []).append(entry)
+    changed, mounted = copy.deepcopy(trainjob), mount_secret(NODES, secret)
+    changed["spec"]["trainer"].setdefault("env", []).append(mounted.variable)
     for pod in _own_pods(changed):
-        volume, mount = _secret_volume(secret)
-        pod["volumes"].append(volume)
-        pod["containers"][0]["volumeMounts"].append(mount)
+        pod["volumes"].append(mounted.volume)
+        pod["containers"][0]["volumeMounts"].append(mounted.mount)
     return changed
 
 
@@ -266,13 +284,13 @@ def lacks_secret(trainjob: Object) -> bool:
     `with_secret` cannot change a TrainJob that was made for Trainer 2.1.
     """
     env = items(trainjob, "spec", "trainer", "env")
-    return bool(_own_pods(trainjob)) and not any(at(entry, "name") == _SECRET_VARIABLE for entry in env)
+    return bool(_own_pods(trainjob)) and not any(at(entry, "name") == NODES_VARIABLE for entry in env)
 
 
 def mounted_secret(trainjob: Object) -> str | None:
     """The name of the Secret by which the pods of a TrainJob recognize each other; None if they have none."""
     volumes = [volume for pod in _own_pods(trainjob) for volume in items(pod, "volumes")]
-    names = [at(volume, "secret", "secretName") for volume in volumes if at(volume, "name") == _NODES]
+    names = [at(volume, "secret", "secretName") for volume in volumes if at(volume, "name") == NODES]
     return next((name for name in names if isinstance(name, str)), None)
 
 
@@ -343,18 +361,6 @@ def config_map_name(job: str, digest: str) -> str:
     return f"{job[:40].rstrip('-')}-{digest[:12]}"
 
 
-def nodes_secret(job: str) -> Object:
-    """The Secret by which the pods recognize each other. Its name is random, so that it cannot be predicted."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": f"{job}-nodes-{secrets.token_hex(4)}", "labels": {JOB_LABEL: job}},
-        "type": SECRET_TYPE,
-        "immutable": True,
-        "stringData": {_SECRET_KEY: secrets.token_hex(32)},
-    }
-
-
 def _initializer(spec: ClusterSpec, runtime: Runtime) -> Object:
     """The TrainJob's field `initializer`: its dataset and its model, with references to Secrets.
 
@@ -392,9 +398,7 @@ def _program(spec: ClusterSpec) -> list[str]:
     return [f"{SHIPPED_TO}/{script}" if script in spec.files else script, *arguments]
 
 
-def _environment(
-    spec: ClusterSpec, grace_s: int, secret_keys: tuple[str, ...] | None, *, has_secret: bool
-) -> list[Object]:
+def _environment(spec: ClusterSpec, grace_s: int, secret_keys: tuple[str, ...] | None) -> list[Object]:
     of_job = spec.settings.of_job()
     if of_job.from_scratch or of_job.resume != "auto":
         of_job = replace(of_job, first_start=secrets.token_hex(8))
@@ -420,8 +424,6 @@ def _environment(
             ["--index-url", "--extra-index-url"][min(n, 1)] + f"={url}" for n, url in enumerate(spec.package_indexes)
         ]
         chosen["SAFEPOINT_PACKAGES"] = json.dumps([*indexes, *spec.packages])
-    if has_secret:
-        chosen[_SECRET_VARIABLE] = f"{_SECRET_PLACE}/{_SECRET_KEY}"
     entries: list[Object] = [{"name": name, "value": text} for name, text in {**chosen, **spec.env}.items()]
     return entries + _keys(spec, secret_keys)
 
@@ -442,7 +444,7 @@ def _keys(spec: ClusterSpec, secret_keys: tuple[str, ...] | None) -> list[Object
 
 
 def _volumes(
-    spec: ClusterSpec, runtime: Runtime, config_map: str, secret: Object | None
+    spec: ClusterSpec, runtime: Runtime, config_map: str, secret_mounts: Sequence[SecretMount]
 ) -> tuple[list[Object], list[Object]]:
     volumes: list[Object] = [{"name": _SHIPPED, "configMap": {"name": config_map}}]
     mounts: list[Object] = [{"name": _SHIPPED, "mountPath": SHIPPED_TO, "readOnly": True}]
@@ -462,10 +464,8 @@ def _volumes(
     add("safepoint-tmp", "/tmp", {"emptyDir": {}})  # the root file system of the container may be read-only
     shared_memory.check_is_free(spec.shared_memory_bytes, mounted, name_of(runtime.document))
     add("safepoint-shm", shared_memory.PATH, {"emptyDir": {"medium": "Memory", **_limited(spec.shared_memory_bytes)}})
-    if secret is not None:
-        volume, mount = _secret_volume(name_of(secret))
-        volumes.append(volume)
-        mounts.append(mount)
+    volumes += (one.volume for one in secret_mounts)
+    mounts += (one.mount for one in secret_mounts)
     given = {at(volume, "name") for pod in runtime.pods_of(spec.patches) for volume in items(pod, "volumes")}
     taken = sorted(volume["name"] for volume in volumes if volume["name"] in given)
     if taken:
@@ -475,11 +475,6 @@ def _volumes(
             hint="give the volume of the patch another name",
         )
     return volumes, mounts
-
-
-def _secret_volume(secret: str) -> tuple[Object, Object]:
-    volume = {"name": _NODES, "secret": {"secretName": secret, "defaultMode": 0o444}}
-    return volume, {"name": _NODES, "mountPath": _SECRET_PLACE, "readOnly": True}
 
 
 def _limited(size_bytes: int | None) -> Object:

@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -51,7 +51,26 @@ _CONTROL_SIDE = frozenset(
         "safepoint/transparent",
     }
 )
-"""The packages and modules that a pod never imports."""
+"""The packages and modules that a pod does not import."""
+_FOR_IMAGES = frozenset(
+    {
+        "safepoint/foundation/events/image_events.py",
+        "safepoint/foundation/shared_folders/secret_keys.py",
+        "safepoint/jobs/__init__.py",
+        "safepoint/jobs/local/__init__.py",
+        "safepoint/jobs/local/attempt/__init__.py",
+        "safepoint/jobs/local/attempt/node.py",
+        "safepoint/jobs/local/attempt/thaw_watch.py",
+        "safepoint/jobs/local/images/__init__.py",
+        "safepoint/jobs/local/images/image_request.py",
+        "safepoint/jobs/local/images/last_resort.py",
+        "safepoint/jobs/local/images/output_copy.py",
+        "safepoint/jobs/local/images/watched_run.py",
+        "safepoint/jobs/local/newest_state.py",
+        "safepoint/transparent",
+    }
+)
+"""Of these, the packages and modules with which a pod makes and restores process images."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _COMMENT = re.compile(rb"^[ \t]*#.*$", re.MULTILINE)
 _DOCSTRING = re.compile(rb'^([ \t]*)"""(?=\S)(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$', re.MULTILINE | re.DOTALL)
@@ -225,12 +244,17 @@ def digest_of_files(files: Mapping[str, bytes]) -> str:
 
 
 @functools.cache  # cached, because this takes 60 ms, most of the processor time of a submit
-def build_archive() -> bytes:
-    """The archive of this release, made once in a process."""
+def build_archive(*, with_images: bool = False) -> bytes:
+    """The archive of this release, made once in a process.
+
+    Args:
+        with_images: also the modules with which a pod makes and restores process images.
+    """
+    more = _FOR_IMAGES if with_images else frozenset[str]()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         _add(archive, "__main__.py", _MAIN.encode())
-        for name, data in _modules(resources.files("safepoint"), "safepoint"):
+        for name, data in _modules(resources.files("safepoint"), "safepoint", more):
             _add(archive, name, data)
     return buffer.getvalue()
 
@@ -240,14 +264,16 @@ def digest_of(data: bytes) -> str:
     return f"{__version__}-{hashlib.sha256(data).hexdigest()[:12]}"
 
 
-def _modules(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+def _modules(
+    folder: Traversable, name: str, more: Collection[str], *, is_left_out: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """The modules in a folder, without those of the control side that are not in `more`."""
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         path = f"{name}/{item.name}"
-        if path in _CONTROL_SIDE:
-            continue
+        is_absent = (is_left_out or path in _CONTROL_SIDE) and path not in more
         if item.is_dir() and item.name != "__pycache__":
-            yield from _modules(item, path)
-        elif item.name.endswith(".py"):
+            yield from _modules(item, path, more, is_left_out=is_absent)
+        elif item.name.endswith(".py") and not is_absent:
             yield path, _without_comments(path, item.read_bytes())
 
 

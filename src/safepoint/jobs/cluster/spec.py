@@ -129,10 +129,7 @@ class ClusterSpec:
                 f"--priority-class {self.priority_class} has no effect without a queue", hint="give --queue too"
             )
         if self.settings.freeze_as_last_resort:
-            raise UnsupportedError(
-                "--freeze-as-last-resort is not possible on a cluster: pods have no CRIU; nothing was submitted",
-                hint="leave it out",
-            )
+            check_freezable(self.settings.output_dir, self.num_nodes)
         check_variables(self.env)
         keys = sorted(name for name in self.env if name.upper() in IDENTITY | SECRET_KEYS)
         if keys:
@@ -165,6 +162,26 @@ class ClusterSpec:
         record["planned"] = list(planned)
         record |= {name: dict(record[name]) for name in ("resources", "env", "labels", "annotations", "initializer")}
         return json.dumps(record, sort_keys=True)
+
+
+def check_freezable(output: str | None, num_nodes: int) -> None:
+    """Check that process images of a job can be made and restored.
+
+    Raises:
+        UnsupportedError: the job has several pods, or its output location is not in a claim.
+    """
+    if num_nodes > 1:
+        raise UnsupportedError(
+            f"--freeze-as-last-resort is not possible with {num_nodes} pods: the connections between pods have the "
+            "addresses of these pods, and restored pods have other addresses; nothing was done",
+            hint="use one pod; or leave the option out, and `suspend` saves a checkpoint of all pods",
+        )
+    if output is None or parse_location(output).claim is None:
+        raise UnsupportedError(
+            "--freeze-as-last-resort needs an output location in a claim: an image in a folder of the pod itself "
+            "would be deleted with the pod; nothing was submitted",
+            hint="use --output-dir pvc://CLAIM/PATH",
+        )
 
 
 def check_shared(output: str | None, num_nodes: int) -> None:

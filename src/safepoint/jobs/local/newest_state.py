@@ -6,14 +6,16 @@ be restored is not used. The image is checked as far as possible without reading
 
 import platform
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.errors import SafepointError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_duration
-from safepoint.jobs.local.outputs import open_output
-from safepoint.jobs.model.records import JobRecord
+
+if TYPE_CHECKING:
+    from safepoint.jobs.model.records import JobRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class NewestState:
     why: str
 
 
-def newest_state(job: JobRecord, output: str | None, *, from_checkpoint: bool = False) -> NewestState:
+def newest_state(job: "JobRecord", output: str | None, *, from_checkpoint: bool = False) -> NewestState:
     """What a job continues from.
 
     Args:
@@ -57,6 +59,9 @@ def newest_state(job: JobRecord, output: str | None, *, from_checkpoint: bool = 
     """
     if job.image is None or from_checkpoint:
         return NewestState(image=None, why="")
+    # Not at the top: a pod uses this module, and has no history of jobs.
+    from safepoint.jobs.local.outputs import open_output
+
     return choose(job.image, None if output is None else newest_checkpoint(open_output(job.spec, output)))
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from safepoint.errors import ExitCode, NotFoundError, SafepointError, StorageErr
 from safepoint.foundation import clock
 from safepoint.foundation.events import console
 from safepoint.foundation.files import FolderLock
+from safepoint.foundation.processes import processes_of
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.attempt import rank_reports, workspace
 from safepoint.jobs.local.attempt.inputs import fetch_inputs, fetched
@@ -34,6 +36,7 @@ from safepoint.jobs.model.job_progress import output_of
 from safepoint.jobs.model.outcome import conclude
 from safepoint.jobs.model.records import JobRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
+from safepoint.progress.record import PROGRESS_NAME
 from safepoint.storage.location import parse_location
 
 _POLL_S = 0.1
@@ -310,7 +313,8 @@ class Supervisor:
         """Carry out requests until all launchers have ended."""
         began_s, earlier = clock.monotonic_s(), rank_reports.newest_report(self._folder)
         settings, pids = self._job.settings, launchers.pids
-        watch = ThawWatch(self._folder, is_late=were_late(pids)) if self._job.is_thawed else None
+        path, own = self._folder / PROGRESS_NAME, partial(processes_of, self._folder)
+        watch = ThawWatch(path, own, is_late=were_late(pids)) if self._job.is_thawed else None
         resort = LastResort(settings, pids, images_of(self._name)) if settings.freeze_as_last_resort else None
         while launchers.are_alive:
             job = self._job

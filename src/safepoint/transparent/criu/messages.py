@@ -37,6 +37,11 @@ _KNOWN = (
         "try again; if that fails, find out which user makes the file",
     ),
     (
+        r"Can't bind inet socket.*Cannot assign requested address",
+        "a process used a network address that this machine or pod does not have",
+        "restore it where the address exists; programs that only use the loopback interface can move",
+    ),
+    (
         r"Can't bind .*No such file|fsnotify: Unable to open .*No such file",
         "a folder that a process watched, or in which it had a socket, is missing",
         "make the folder again",

@@ -6,6 +6,7 @@ SHA-256), one for its manifest and one for each of its files. So no two files ev
 
 import hashlib
 import hmac
+import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from safepoint.transparent.protection.files import FileProtection
 
 SALT_BYTES = 32
 KEY_NAME = "images.key"
+KEY_VARIABLE = "SAFEPOINT_IMAGES_KEY"
 _WHAT = "key of process images"
 
 
@@ -47,8 +49,13 @@ def read_key(path: Path) -> ImageKey:
 
 
 def own_key_path() -> Path:
-    """Where this user's own key is."""
-    return user_file().with_name(KEY_NAME)
+    """Where this user's own key is.
+
+    That is the file that the variable SAFEPOINT_IMAGES_KEY names, as in the pods of a job, or one beside the user's
+    settings.
+    """
+    named = os.environ.get(KEY_VARIABLE)
+    return Path(named) if named else user_file().with_name(KEY_NAME)
 
 
 def own_key() -> ImageKey:

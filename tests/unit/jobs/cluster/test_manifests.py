@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from safepoint.errors import UsageError
+from safepoint.errors import UnsupportedError, UsageError
 from safepoint.foundation.volumes.room import STORAGE_LIMIT
 from safepoint.jobs.cluster.manifests import Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.spec import ClusterSpec
@@ -222,3 +222,36 @@ def test_a_runtime_without_the_part_is_refused() -> None:
     spec = ClusterSpec(**BASE, initializer={"model": {"storageUri": "hf://a/b"}})
     with pytest.raises(UsageError, match="runtime torch-distributed has no model-initializer"):
         manifests_for(spec, with_initializer("dataset"))
+
+
+FREEZABLE = RunSettings(output_dir="pvc://data/a", freeze_as_last_resort=True)
+
+
+def test_the_pod_of_a_job_with_images_gets_rights_and_a_key_that_only_root_reads() -> None:
+    """Both are for this job only."""
+    manifests = made(settings=FREEZABLE)
+    [secret] = [item for kind, item in manifests.before if kind == "secrets"]
+    assert len(secret["stringData"]["images-key"]) == 32
+    assert secret["immutable"] is True
+    pod = pod_patch(manifests)
+    [volume] = [volume for volume in pod["volumes"] if "secret" in volume]
+    assert volume["secret"] == {"secretName": secret["metadata"]["name"], "defaultMode": 0o400}
+    assert variables(manifests)["SAFEPOINT_IMAGES_KEY"] == "/var/run/safepoint/images-key"
+    assert variables(manifests)["SAFEPOINT_FREEZE_AS_LAST_RESORT"] == "1"
+    context = pod["containers"][0]["securityContext"]
+    assert context["capabilities"] == {"add": ["SYS_ADMIN", "NET_ADMIN", "SYS_TIME"]}
+    assert "securityContext" not in pod_patch(made())["containers"][0]
+    assert not [item for kind, item in made().before if kind == "secrets"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_nodes": 2, "settings": FREEZABLE}, "restored pods have other addresses"),
+        ({"settings": RunSettings(freeze_as_last_resort=True)}, "output location in a claim"),
+        ({"settings": RunSettings(output_dir="s3://b/a", freeze_as_last_resort=True)}, "output location in a claim"),
+    ],
+)
+def test_a_job_whose_image_could_not_be_restored_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        made(**changes)

@@ -155,3 +155,22 @@ def test_commands_about_checkpoints_run_in_a_pod(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert "ModuleNotFoundError" not in save.stderr, save.stderr
+
+
+def test_the_archive_of_a_job_with_images_can_make_them(tmp_path: Path) -> None:
+    """It lacks no module, because the command goes on to look for CRIU; it has no other part of the control side."""
+    data = pod_archive.build_archive(with_images=True)
+    assert len(data) < 800_000
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(data)
+    (tmp_path / "train.py").write_text("print('it runs')")
+    options = ["--freeze-as-last-resort", "--output-dir", str(tmp_path / "out")]
+    done = run(archive, "run", *options, "train.py", folder=tmp_path, SAFEPOINT_CRIU="/no/criu")
+    assert (done.returncode, done.stdout) == (16, ""), done.stderr
+    assert "/no/criu" in done.stderr
+    request = "safepoint.jobs.local.images.image_request"
+    done = run("-m", request, "1", "hold", folder=tmp_path, PYTHONPATH=str(archive), TMPDIR=str(tmp_path))
+    assert "no processes of `safepoint run` are running here" in done.stdout, done.stderr
+    with zipfile.ZipFile(archive) as files:
+        names = files.namelist()
+    assert not [name for name in names if name.startswith(("safepoint/jobs/cluster", "safepoint/jobs/model"))]

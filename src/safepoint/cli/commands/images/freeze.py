@@ -1,20 +1,23 @@
 """`safepoint freeze` and `safepoint thaw`."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
+from safepoint.answers.job_documents import job_document
+from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs, options_of, refuse_on_cluster
+from safepoint.cli.commands.images.common import Json, KeyOption, document_of, location_only, opened, page_progress
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.output import print_answer
 from safepoint.cli.place import Connection
 from safepoint.errors import UsageError, printable
 from safepoint.foundation.units import format_bytes, format_duration, plural
+from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.records import this_user
 from safepoint.transparent.packages import require_packages
-
-if TYPE_CHECKING:
-    pass
-from safepoint.cli.commands.images.common import Json, KeyOption, document_of, location_only, opened, page_progress
 
 
 def freeze(
@@ -22,7 +25,7 @@ def freeze(
         str | None,
         typer.Argument(
             metavar="JOB",
-            help="Name of a job on this machine. The first letters of its name are enough.",
+            help="Name of a job. For a job on this machine, the first letters of its name are enough.",
             autocompletion=complete_job,
             show_default=False,
         ),
@@ -52,6 +55,8 @@ def freeze(
     encrypt: Annotated[bool, typer.Option("--encrypt", help="Encrypt the image with the key.")] = False,
     key: KeyOption = None,
     connection: Connection = None,
+    on: OnOfJob = None,
+    namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
     """Freeze a job, or a process and all its child processes, into an image.
@@ -66,19 +71,31 @@ def freeze(
     `safepoint images show` names the images that an image needs: keep them. If something fails, the processes
     continue to run, and there is no image.
 
+    A job of a cluster can be frozen if it was submitted with --freeze-as-last-resort. Its pod makes the image in the
+    output location, and `safepoint resume` continues the job from this image in another pod.
+
     Exit codes: 1 a process cannot be frozen, and all continue to run; 10 there is no such job or process; 11 another
     process writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root,
-    or a process uses a GPU whose driver has no checkpoint API.
+    or a process uses a GPU whose driver has no checkpoint API, or the pods of the job cannot make images.
     """
     if (job is None) == (pid is None) or (pid is not None and to is None):
         raise UsageError("name a job, or a process with --pid PID and --to LOCATION; nothing was frozen")
+    if job is not None:
+        with open_jobs(on, namespace, job) as jobs:
+            if not isinstance(jobs, LocalJobs):
+                local = {"--to": to, "--encrypt": encrypt or None, "--key": key, "--connection": connection}
+                shown = options_of(on, namespace)
+                _freeze_on_cluster(jobs, job, local, leave_running=leave_running, shown=shown, as_json=as_json)
+                return
+    elif on is not None or namespace is not None:
+        raise UsageError("--on and --namespace are for jobs, and not for processes; nothing was frozen")
     from safepoint.transparent.criu.program import find_criu
 
     criu = find_criu()
     require_packages()
     # Not at the top, here and below: without numpy, this module must still be importable.
     from safepoint.jobs.local.images.job_images import freeze_job, images_folder
-    from safepoint.jobs.local.images.last_resort import temporary_folders_of
+    from safepoint.jobs.local.images.last_resort import carried_folders
     from safepoint.transparent.freeze import freeze_trees
     from safepoint.transparent.images.materialise import raw_bytes
 
@@ -90,7 +107,7 @@ def freeze(
                 criu, job or "", location, is_running_after=leave_running, actor=this_user(), progress=progress
             )
         else:
-            carried = temporary_folders_of([pid])
+            carried = carried_folders([pid])
             found = freeze_trees(
                 criu, [pid], location, is_running_after=leave_running, carried=carried, progress=progress
             )
@@ -110,6 +127,43 @@ def freeze(
     ]
     if manifest.sources:
         lines.append(f"needs {', '.join(source.name for source in manifest.sources)}")
+    print_answer(as_json, document, lines)
+
+
+def _freeze_on_cluster(
+    jobs: JobPlace[Any],
+    name: str,
+    local: Mapping[str, object],
+    *,
+    leave_running: bool,
+    shown: str,
+    as_json: bool,
+) -> None:
+    """Freeze a job of a cluster, and print the image.
+
+    Args:
+        jobs: the jobs of the cluster.
+        name: the job.
+        local: the options that have an effect on this machine only.
+        leave_running: whether the job runs on.
+        shown: the options that name the cluster, for the command that the output suggests.
+        as_json: see `print_answer`.
+    """
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs  # not at the top: the import takes 0.2 s
+
+    assert isinstance(jobs, ClusterJobs)
+    refuse_on_cluster(jobs.place, local)
+    job, image = jobs.freeze(name, is_running_after=leave_running)
+    document = {**asdict(image), "is_running": leave_running, "job": job_document(jobs, job)}
+    after = "the job runs on" if leave_running else f"the job is {job.state}"
+    lines = [
+        f"{image.path}: {plural(image.num_processes, 'process')}, {format_bytes(image.size_bytes)} for "
+        f"{format_bytes(image.memory_bytes)} of memory, read and checked; {after}"
+    ]
+    if image.needs:
+        lines.append(f"needs {', '.join(map(printable, image.needs))}")
+    if not leave_running:
+        lines.append(f"it goes on from this image with: safepoint resume {job.name}{shown}")
     print_answer(as_json, document, lines)
 
 

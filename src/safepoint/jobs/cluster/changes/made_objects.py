@@ -29,7 +29,7 @@ KINDS = ("secrets", "trainingruntimes", "configmaps")
 a job; see `submission.repair`."""
 _NAMES = {
     "configmaps": "{short}-[0-9a-f]{{12}}",
-    "secrets": "{job}-(nodes-[0-9a-f]{{8}}|dataset|model)",
+    "secrets": "{job}-((nodes|images)-[0-9a-f]{{8}}|dataset|model)",
     "trainingruntimes": "{job}-[0-9]+s",
 }
 """Patterns of the names that `manifests_for` gives to the objects."""

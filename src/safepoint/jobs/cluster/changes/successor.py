@@ -34,8 +34,9 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.made_objects import made_for
 from safepoint.jobs.cluster.changes.plans import ENDED, Plan, changed_among, document_of, plans_among, read_plan
 from safepoint.jobs.cluster.changes.submission import MARK, create, own, reference_to
-from safepoint.jobs.cluster.manifests import lacks_secret, mounted_secret, nodes_secret, with_secret
+from safepoint.jobs.cluster.manifests import lacks_secret, mounted_secret, with_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
+from safepoint.jobs.cluster.pods.pod_secrets import nodes_secret
 from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.spec import PLAN_LABEL, RECORD, read_record
 from safepoint.jobs.cluster.state import (

@@ -7,10 +7,11 @@ import contextlib
 
 from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.checks.values import check_pod_names, check_values
+from safepoint.jobs.cluster.checks.values import check_pod_names, check_scaled_names, check_values
 from safepoint.jobs.cluster.manifests import KEY_VARIABLES, Manifests, Runtime, manifests_for
-from safepoint.jobs.cluster.objects import at, event_time, items, name_of, texts
-from safepoint.jobs.cluster.spec import ClusterSpec, check_shared
+from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, texts
+from safepoint.jobs.cluster.records.submitted_record import read_submitted
+from safepoint.jobs.cluster.spec import ClusterSpec, check_freezable, check_shared
 from safepoint.storage.location import parse_location
 
 _RUNTIMES = (("trainingruntimes", "TrainingRuntime"), ("clustertrainingruntimes", "ClusterTrainingRuntime"))
@@ -189,3 +190,34 @@ def secret_keys(api: ClusterApi, spec: ClusterSpec) -> tuple[str, ...] | None:
             hint=f"add {' and '.join(KEY_VARIABLES[:2])} to it, or name another Secret",
         )
     return keys
+
+
+def check_trainer(api: ClusterApi) -> None:
+    """Raise NotFoundError if the cluster does not have the kind TrainJob."""
+    if api.serves("trainjobs"):
+        return
+    place, versions, own = api.connection.name, api.versions_of("trainjobs"), api.version_of("trainjobs")
+    if versions:
+        raise NotFoundError(
+            f"Kubeflow Trainer on cluster {place} has the API {', '.join(versions)}, and this release of Safepoint "
+            f"uses the API {own}; nothing was done",
+            hint="install a release of Safepoint that uses this API",
+        )
+    raise NotFoundError(
+        f"cluster {place} has no Kubeflow Trainer; nothing was done",
+        hint="ask the cluster's administrator to install Kubeflow Trainer, or name another cluster with --on",
+    )
+
+
+def check_scaled(api: ClusterApi, trainjob: Object, output: str | None, num_nodes: int) -> None:
+    """Check that a job can have another number of nodes.
+
+    Raises:
+        UnsupportedError: its pods make process images, and there are several of them.
+        SafepointError: see `check_claim` and `check_scaled_names`.
+    """
+    submitted = read_submitted(trainjob)
+    if submitted is not None and submitted.makes_images:
+        check_freezable(output, num_nodes)
+    check_claim(api, output, num_nodes)
+    check_scaled_names(trainjob, num_nodes)

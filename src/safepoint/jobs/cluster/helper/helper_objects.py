@@ -29,7 +29,14 @@ _USUAL_MEMORY = "256Mi"
 _GRACE_S = 10
 _PLACE, _CLAIMS_PLACE = "/opt/safepoint", "/mnt/safepoint"
 _OURS = ("SAFEPOINT_", "PET_", "KUBEFLOW_", "TRAINER_")
-_OF_JOBS = {"safepoint", "safepoint-nodes", "safepoint-tmp", "safepoint-shm", "checkpoint-storage"}
+_OF_JOBS = {
+    "safepoint",
+    "safepoint-nodes",
+    "safepoint-images",
+    "safepoint-tmp",
+    "safepoint-shm",
+    "checkpoint-storage",
+}
 _NO_SOURCE = {"name", "emptyDir", "projected"}
 
 
@@ -107,11 +114,13 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
             "limits": {"cpu": "2", "memory": request.memory},
         },
         "securityContext": {
+            **(at(basis.container, "securityContext") or {}),
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
-            **(at(basis.container, "securityContext") or {}),
         },
     }
+    # The pods of a job with process images have no seccomp filter; a helper has that of the pod, below.
+    container["securityContext"].pop("seccompProfile", None)
     if basis.image == at(basis.container, "image") and at(basis.container, "imagePullPolicy"):
         container["imagePullPolicy"] = at(basis.container, "imagePullPolicy")
     pod: Object = {

@@ -33,6 +33,11 @@ class SubmittedRecord:
     ranks_per_node: int | None = None
     model_uri: str | None = None
 
+    @property
+    def makes_images(self) -> bool:
+        """Whether its pods can make process images."""
+        return self.settings is not None and self.settings.freeze_as_last_resort
+
 
 def read_submitted(trainjob: Object) -> SubmittedRecord | None:
     """The record of a job; None for a job that Safepoint did not submit."""

@@ -1,19 +1,13 @@
 """Requests a checkpoint of a running job before it is suspended; see `safepoint.training.launcher.save_request`."""
 
-import json
-from typing import Any
-
-from safepoint.errors import AccessDeniedError, SafepointError
+from safepoint.errors import SafepointError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.objects import at, items, name_of
-from safepoint.jobs.cluster.pod_archive import module_command
-from safepoint.jobs.cluster.pods.pod_fields import container_status, is_training_pod, node_of
+from safepoint.jobs.cluster.objects import at
 from safepoint.jobs.cluster.records.receipts import receipt_of
 from safepoint.jobs.cluster.state import ClusterJob, Observed
-from safepoint.jobs.cluster.suspension.pod_program import run_in_pod
+from safepoint.jobs.cluster.suspension.pod_requests import MOST_S, ask_first_pod
 from safepoint.jobs.model.receipts import Receipt
 
-_MOST_S, _IDLE_S = 900.0, 30.0
 _MODULE = "safepoint.training.launcher.save_request"
 
 
@@ -33,33 +27,9 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
         SafepointError: no save was requested, or no checkpoint was made. The message is a clause that can follow
             "because".
     """
-    training = [pod for pod in seen.pods if is_training_pod(pod) and at(container_status(pod), "state", "running")]
-    first = next((pod for pod in training if node_of(pod) == 0), None)
-    if first is None:
-        raise SafepointError("its first pod does not run")
-    limit_s = _MOST_S if within_s is None else min(_MOST_S, within_s)
-    own = items(seen.trainjob, "spec", "trainer", "command")
-    command = module_command(own, _MODULE, f"{limit_s:g}")
-    if command is None:
-        raise SafepointError("the command of its pods was written by another release of Safepoint")
-    container = str(at(container_status(first), "name") or "node")
-    answer: Any = {}
-    try:
-        for line in run_in_pod(api, name_of(first), container, command, idle_s=_IDLE_S, limit_s=limit_s + _IDLE_S):
-            answer = _parsed(line) or answer
-    except AccessDeniedError as error:
-        raise AccessDeniedError("you are not allowed to create and get pods/exec") from error
-    except SafepointError as error:
-        why = at(answer, "error") or error.message
-        raise SafepointError(f"the request in pod {name_of(first)} failed: {why}") from error
+    limit_s = MOST_S if within_s is None else min(MOST_S, within_s)
+    pod, answer = ask_first_pod(api, seen, _MODULE, limit_s=limit_s)
     receipt = receipt_of(at(answer, "receipt"), output=job.output, was_requested=True)
     if receipt is None:
-        raise SafepointError(f"pod {name_of(first)} gave no receipt")
+        raise SafepointError(f"pod {pod} gave no receipt")
     return receipt
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

@@ -33,7 +33,14 @@ _HELD_S = 50.0
 """The minimum time that the ranks wait after a requested save; see `safepoint.training.outcome.hold`."""
 
 
-def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeout_s: float | None) -> ClusterJob:
+def stop_job(
+    api: ClusterApi,
+    look: Callable[[], Observed],
+    *,
+    place: str,
+    timeout_s: float | None,
+    save: Callable[[Observed, ClusterJob], None] | None = None,
+) -> ClusterJob:
     """Save a checkpoint of a job, stop the job, and wait until its pods are gone.
 
     Args:
@@ -41,6 +48,8 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
         look: returns the objects of the job as they are now.
         place: the name of the cluster in messages.
         timeout_s: how long to wait; None for no limit.
+        save: saves the job in another way than with a checkpoint on request. If it raises an exception, the job is
+            not stopped.
 
     Returns:
         The job. Its message says what is saved.
@@ -60,7 +69,10 @@ def stop_job(api: ClusterApi, look: Callable[[], Observed], *, place: str, timeo
     requested, reason, saved_s = None, "Safepoint did not submit it", 0.0
     with PodEnds(api, name) as ends:
         if not is_stopping:
-            if job.is_ours:
+            if save is not None:
+                save(seen, job)
+                seen, job = _look(look, place)
+            elif job.is_ours:
                 requested, reason = _try_to_save(api, seen, job, timeout_s)
                 saved_s = clock.monotonic_s()
                 seen, job = _look(look, place)

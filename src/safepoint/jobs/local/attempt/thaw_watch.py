@@ -5,12 +5,12 @@ the job before the freeze.
 """
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from safepoint.foundation import clock, processes
 from safepoint.foundation.units import format_duration
-from safepoint.jobs.local.attempt import rank_reports
-from safepoint.progress.record import Progress, State
+from safepoint.progress.record import Progress, State, read_progress
 
 _LEAST_S = 60.0
 _NUM_STEPS = 10
@@ -33,31 +33,33 @@ class ThawWatch:
     """Watches one job, from now on.
 
     Args:
-        folder: the folder of the job.
+        path: the file with the job's progress.
+        own_processes: returns the processes of the job.
         is_late: whether the job was frozen because a step did not end in time. This step may then use up the limit,
             too, so a job that uses the processor does not count as stuck.
     """
 
-    def __init__(self, folder: Path, *, is_late: bool = False) -> None:
-        self._folder = folder
-        progress = rank_reports.progress(folder)
-        self._is_training = not is_late and (progress is None or progress.state is State.TRAINING)
-        self._report = rank_reports.newest_report(folder)
-        self.limit_s = limit_after(progress)
+    def __init__(self, path: Path, own_processes: Callable[[], Iterable[int]], *, is_late: bool = False) -> None:
+        self._path, self._own_processes = path, own_processes
+        self._before = read_progress(path)
+        self._is_training = not is_late and (self._before is None or self._before.state is State.TRAINING)
+        self.limit_s = limit_after(self._before)
+        self._has_progressed = False
         self._begin()
 
     def _begin(self) -> None:
         self._begun_s = clock.monotonic_s()
-        self._used_s = _processor_time_of(self._folder)
+        self._used_s = _processor_time_of(self._own_processes())
 
     def is_stuck(self) -> bool:
         """Whether the job has made no progress within its limit. False if its pace is not known."""
         passed_s = clock.monotonic_s() - self._begun_s
-        if self.limit_s is None or passed_s < self.limit_s:
+        if self._has_progressed or self.limit_s is None or passed_s < self.limit_s:
             return False
-        if rank_reports.newest_report(self._folder) != self._report:
+        self._has_progressed = read_progress(self._path) != self._before
+        if self._has_progressed:
             return False
-        if not self._is_training and _processor_time_of(self._folder) - self._used_s >= _BUSY * passed_s:
+        if not self._is_training and _processor_time_of(self._own_processes()) - self._used_s >= _BUSY * passed_s:
             self._begin()
             return False
         return True
@@ -69,9 +71,9 @@ class ThawWatch:
         return f"made no progress within {limit} after it was restored from an image, and was ended"
 
 
-def _processor_time_of(folder: Path) -> float:
-    """The processor time of all processes of a job, in seconds."""
+def _processor_time_of(pids: Iterable[int]) -> float:
+    """The processor time of processes, in seconds."""
     ticks = 0
-    for pid in processes.processes_of(folder):
+    for pid in pids:
         ticks += sum(map(int, processes.stat_fields(Path(f"/proc/{pid}"))[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")

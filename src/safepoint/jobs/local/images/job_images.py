@@ -17,7 +17,7 @@ from safepoint.foundation.files import FolderLock
 from safepoint.jobs.local import slots
 from safepoint.jobs.local.attempt.launchers import Launchers
 from safepoint.jobs.local.history import History
-from safepoint.jobs.local.images.last_resort import temporary_folders_of
+from safepoint.jobs.local.images.last_resort import carried_folders
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import images_of, job_folder, supervisor_lock
 from safepoint.jobs.local.supervisor_start import start_supervisor
@@ -97,7 +97,7 @@ def freeze_job(
             roots,
             location,
             is_running_after=is_running_after,
-            carried=temporary_folders_of(roots),
+            carried=carried_folders(roots),
             before_end=note,
             progress=progress,
         )

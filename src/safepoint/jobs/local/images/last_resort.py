@@ -10,6 +10,8 @@ processes. The ranks read this length, and finish or give up their step before t
 
 import contextlib
 import logging
+import os
+import re
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +23,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Location
 from safepoint.training.outcome.launcher_folder import note_frozen, reserve, running_launchers, was_frozen
 from safepoint.training.outcome.rank_record import newest_records
-from safepoint.transparent.criu.trees import resident_bytes
+from safepoint.transparent.criu.trees import environment_of, resident_bytes
 
 if TYPE_CHECKING:
     from safepoint.transparent.freeze import Frozen
@@ -34,6 +36,8 @@ _BYTES_PER_S = 100e6
 _LOOK_EVERY_S, _LOOK_EARLY_S = 5.0, 0.1
 _ENDING_S = 0.5
 """The time that ranks may take to end, after they have saved in time."""
+_COPIES = re.compile(r"safepoint_(?:program|code|packages)_[a-z0-9_]{8}")
+"""The folders to which a pod copies Safepoint, the code and the packages of a job; see `pod_archive`."""
 _log = logging.getLogger("safepoint")
 
 
@@ -63,6 +67,8 @@ class LastResort:
         self._reserved_s = min(_BASE_S + _ENDING_S, self._within_s / 2)
         self._has_warned = False
         self._is_tried = False
+        self.folders: list[Path] = []
+        """The temporary folders of the launchers, as `look` has found them."""
 
     def look(self) -> None:
         """Reserve time for an image of the processes as they are now, every few seconds. Call this often."""
@@ -70,6 +76,7 @@ class LastResort:
             return
         folders = self._folders()
         # A launcher makes its folder before its ranks start, so the ranks find the record as soon as they start.
+        self.folders = folders
         is_early = len(folders) < len(self._roots)
         self._look_at_s = clock.monotonic_s() + (_LOOK_EARLY_S if is_early else _LOOK_EVERY_S)
         if is_early:
@@ -128,7 +135,7 @@ class LastResort:
                     self._roots,
                     location,
                     is_running_after=False,
-                    carried=temporary_folders_of(self._roots),
+                    carried=carried_folders(self._roots),
                     before_end=lambda manifest: before_end(location.where(manifest.name)),
                 )
         except BaseException:
@@ -157,6 +164,25 @@ def temporary_folders_of(roots: Sequence[int]) -> dict[int, list[Path]]:
     """
     launchers = running_launchers()
     return {root: [folder for folder, pid in launchers if pid in tree] for root in roots for tree in [tree_of(root)]}
+
+
+def carried_folders(roots: Sequence[int]) -> dict[int, list[Path]]:
+    """The folders that are restored with the launchers in process trees, by the root of the tree.
+
+    They are the temporary folders of the launchers and, in a pod, the folders with the programs that they run.
+
+    Args:
+        roots: the root processes.
+    """
+    return {root: [*folders, *_copies_of(root)] for root, folders in temporary_folders_of(roots).items()}
+
+
+def _copies_of(pid: int) -> list[Path]:
+    paths = environment_of(pid).get("PYTHONPATH", "").split(os.pathsep)
+    with contextlib.suppress(OSError):
+        paths.append(os.readlink(f"/proc/{pid}/cwd"))
+    found = {one for path in paths for one in (Path(path), *Path(path).parents) if _COPIES.fullmatch(one.name)}
+    return sorted(found)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ import pytest
 from safepoint.errors import UsageError
 from safepoint.jobs.cluster import pod_archive
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest, PodBasis, config_maps, helper_job
-from safepoint.jobs.cluster.manifests import Runtime
+from safepoint.jobs.cluster.manifests import Runtime, manifests_for
+from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.settings.run_settings import RunSettings
 from tests.support.cluster.workspace import runtime
 
 REQUEST = HelperRequest(arguments=("checkpoints", "list"), claims=("ckpt",), is_read_only=True)
@@ -124,3 +126,26 @@ def test_memory_that_is_no_size_is_refused() -> None:
     small = HelperRequest(arguments=("x",), claims=(), is_read_only=True, memory="128Mi")
     (container,) = pod_of(helper_job("h", small, basis()))["containers"]
     assert container["resources"]["requests"]["memory"] == "128Mi"
+
+
+def test_it_has_no_rights_of_a_job_with_process_images() -> None:
+    """It only reads a claim, and gets no key of the images."""
+    made = manifests_for(
+        ClusterSpec(
+            name="tiny",
+            program=("train.py",),
+            files={"train.py": b""},
+            settings=RunSettings(output_dir="pvc://data/a", freeze_as_last_resort=True),
+        ),
+        Runtime(document=runtime()),
+    )
+    [patch] = made.trainjob["spec"]["runtimePatches"]
+    [job] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    of_job = job["template"]["spec"]["template"]["spec"]
+    given = PodBasis(pod=of_job, container=of_job["containers"][0], image="image", origin="job tiny")
+    pod = pod_of(helper_job("h", REQUEST, given))
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not [volume for volume in pod["volumes"] if "secret" in volume]

@@ -268,7 +268,7 @@ def test_a_long_evaluation_is_progress_while_it_computes(tmp_path: Path, monkeyp
     used = [0.0]
     monkeypatch.setattr(thaw_watch, "_processor_time_of", lambda _: used[0])
     write(tmp_path, progress(state=State.EVALUATING))
-    watch = ThawWatch(tmp_path)
+    watch = ThawWatch(tmp_path / PROGRESS_NAME, list[int])
     used[0] = 1e9
     assert not watch.is_stuck()
     assert watch.is_stuck()

@@ -1,12 +1,23 @@
 """`safepoint run --freeze-as-last-resort` ends at the start where it cannot keep its promise."""
 
 import os
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.cli.commands import run as run_command
-from safepoint.errors import ExitCode, SafepointError
+from safepoint.errors import ExitCode, FreezeError, SafepointError
+from safepoint.foundation.events.stream import read_events
+from safepoint.foundation.processes import identify
+from safepoint.jobs.local.attempt.thaw_watch import ThawWatch
+from safepoint.jobs.local.images import watched_run
+from safepoint.jobs.local.images.watched_run import _End, _WatchedRun
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.transparent import self_test
 from safepoint.transparent.criu import program
 from safepoint.transparent.criu.program import VARIABLE, Criu
@@ -38,9 +49,6 @@ def test_it_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the option's exit code, and a message that says why."""
-    from safepoint.jobs.local.images import watched_run
-
-    monkeypatch.setattr(watched_run, "_require_files", lambda: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     outcome = safepoint("run", "--freeze-as-last-resort", *options, "train.py")
@@ -61,28 +69,12 @@ def test_a_machine_on_which_the_trial_fails_is_refused(monkeypatch: pytest.Monke
     assert (caught.value.exit_code, caught.value.hint) == (ExitCode.NOT_SUPPORTED, "update it")
 
 
-def test_a_pipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from safepoint.jobs.local.images.watched_run import _require_files
-
-    reader, writer = os.pipe()
-    kept = os.dup(1)
-    try:
-        os.dup2(writer, 1)
-        with pytest.raises(SafepointError, match="the output of this command is not a file") as caught:
-            _require_files()
-    finally:
-        os.dup2(kept, 1)
-        for descriptor in (kept, reader, writer):
-            os.close(descriptor)
-    assert caught.value.exit_code == ExitCode.NOT_SUPPORTED
-
-
 def test_a_pod_has_no_such_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archive for pods lacks the module."""
+    """The archive for most pods lacks the module."""
     import sys
 
     monkeypatch.setitem(sys.modules, "safepoint.jobs.local.images.watched_run", None)  # pyright: ignore
-    with pytest.raises(SafepointError, match="pods have none") as caught:
+    with pytest.raises(SafepointError, match="no modules for process images") as caught:
         run_command._run_watched()
     assert caught.value.exit_code == ExitCode.NOT_SUPPORTED
 
@@ -92,3 +84,52 @@ def test_the_trial_needs_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "/no/criu")
     with pytest.raises(SafepointError, match="/no/criu"):
         program.find_criu()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[tuple[_WatchedRun, "subprocess.Popen[bytes]"]]:
+    """A run whose launcher is a program that sleeps."""
+    settings = RunSettings(output_dir=str(tmp_path / "out"))
+    OutputFolder(tmp_path / "out").prepare()
+    plan = LaunchPlan(program=(str(tmp_path / "train.py"),))
+    run = _WatchedRun(plan, settings, Criu(path="criu", version="4.2.1"))
+    with subprocess.Popen(["sleep", "300"], start_new_session=True) as launcher:
+        run._launcher = identify(launcher.pid)
+        yield run, launcher
+        launcher.kill()
+
+
+def test_restored_processes_without_progress_are_ended(
+    watched: tuple[_WatchedRun, "subprocess.Popen[bytes]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the run continues from its newest checkpoint."""
+    run, launcher = watched
+    monkeypatch.setattr(ThawWatch, "is_stuck", lambda _: True)
+    assert run._watch(None) is _End.STUCK
+    assert launcher.wait() == -signal.SIGKILL
+    assert [event["event"] for event in read_events(tmp_path / "out" / ".safepoint" / "events.jsonl")] == [
+        "thawed_without_progress"
+    ]
+
+
+def test_a_stop_during_a_freeze_reaches_the_launcher_when_it_runs_on(
+    watched: tuple[_WatchedRun, "subprocess.Popen[bytes]"],
+) -> None:
+    """A signal to a stopped process would be in the image, and stop the job as soon as it was restored."""
+    run, launcher = watched
+    assert run._launcher is not None
+    with run._forwarding():
+        with run._holding(run._launcher, is_needed=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+            run._wait_for_stop()  # the job is stopped: it would end here
+            assert launcher.poll() is None
+        assert launcher.wait() == -signal.SIGTERM
+
+
+def test_a_freeze_without_a_stop_fails(
+    watched: tuple[_WatchedRun, "subprocess.Popen[bytes]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the processes run on, and do not stay stopped for ever."""
+    monkeypatch.setattr(watched_run, "HOLD_S", 0.0)
+    with pytest.raises(FreezeError, match="no stop signal arrived"):
+        watched[0]._wait_for_stop()

@@ -1,0 +1,140 @@
+"""Process images of pods: while the job runs on, and as a suspension that another pod continues, bit for bit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from safepoint.errors import ExitCode
+from tests.cluster.test_life import ON, submit, trains_at, wait
+from tests.support import criu
+from tests.support.cluster.workspace import CLAIM, QUEUE, Workspace, apply, queue_objects, with_criu
+from tests.support.commands import Outcome, safepoint
+from tests.support.equality import assert_same_run
+from tests.support.jobs import TINY, read_events
+
+_UNAVAILABLE = criu.unavailable()
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(_UNAVAILABLE is not None, reason=f"no pod was frozen: {_UNAVAILABLE}"),
+]
+EPOCHS = 6
+OUT = "/mnt/kubeflow-checkpoints/tiny"
+PROGRAM = ("--out", OUT, "--epochs", str(EPOCHS), "--step-ms", "250")
+ONE_POD = ("--cpu", "1", "--memory", "4Gi")
+
+
+def freeze(team: Workspace, *options: str) -> Outcome:
+    return safepoint("freeze", *ON, team.namespace, "--json", "tiny", *options)
+
+
+def uid_of_pod(team: Workspace) -> str:
+    [pod] = team.get("pods")["items"]
+    return pod["metadata"]["uid"]
+
+
+def has_thawed(team: Workspace, times: int) -> Callable[[object], bool]:
+    """Whether the processes were restored so often."""
+    return lambda _: len(read_events(team.folder / "tiny", "thawed")) == times
+
+
+def assert_complete_and_equal(team: Workspace, undisturbed: Callable[[int, int], Path]) -> None:
+    """The job ends as one that was never frozen, and was never resumed from a checkpoint."""
+    wait(team, "tiny", lambda job: job["state"] == "Complete", 300)
+    assert read_events(team.folder / "tiny", "resumed") == []
+    assert_same_run(team.folder / "tiny", undisturbed(1, EPOCHS))
+    assert safepoint("delete", *ON, team.namespace, "tiny").code == 0
+    assert team.left_at_last() == []
+
+
+def test_a_pod_is_frozen_while_it_runs_on(team: Workspace, undisturbed: Callable[[int, int], Path]) -> None:
+    """The image is in the claim, complete, and was read in the pod. The training is not disturbed."""
+    with_criu(team)
+    submit(team, "tiny", "--freeze-as-last-resort", *ONE_POD, program=PROGRAM)
+    wait(team, "tiny", trains_at(4))
+    pod = uid_of_pod(team)
+    done = freeze(team, "--leave-running")
+    assert done.code == 0, done.stderr
+    assert done.document["path"] == f"pvc://{CLAIM}/tiny/images/image-1"
+    assert done.document["is_running"] is True
+    verified = safepoint("images", "verify", "--deep", "--json", str(team.folder / "tiny" / "images"))
+    assert verified.code == 0, verified.stdout + verified.stderr
+    step = wait(team, "tiny", trains_at(1))["progress"]["step"]
+    wait(team, "tiny", trains_at(step + 2))
+    assert uid_of_pod(team) == pod
+    assert_complete_and_equal(team, undisturbed)
+
+
+@pytest.mark.parametrize("in_queue", [False, True])
+def test_a_job_is_suspended_by_an_image_and_goes_on_in_another_pod(
+    in_queue: bool, team: Workspace, undisturbed: Callable[[int, int], Path]
+) -> None:
+    """In the middle of its training: no checkpoint is read. It can be frozen in the second pod, too."""
+    with_criu(team)
+    options = ONE_POD
+    if in_queue:
+        apply(team.cluster, queue_objects(team.namespace, cpu="1"))
+        options += ("--queue", QUEUE)
+    submit(team, "tiny", "--freeze-as-last-resort", *options, program=PROGRAM)
+    wait(team, "tiny", trains_at(4))
+    pods = {uid_of_pod(team)}
+    for number in (1, 2):
+        done = freeze(team)
+        assert done.code == 0, done.stderr
+        assert done.document["job"]["state"] == "Suspended", json.dumps(done.document, indent=1)
+        assert done.document["name"] == f"image-{number}"
+        phases = [pod["status"]["phase"] for pod in team.get("pods")["items"]]
+        assert set(phases) <= {"Succeeded", "Failed"}, phases  # it has ended, and is about to be deleted
+        if in_queue:
+            [workload] = team.get("workloads.kueue.x-k8s.io")["items"]
+            assert workload["spec"]["active"] is False
+
+        assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
+        wait(team, "tiny", has_thawed(team, number), 180)
+        pods.add(uid_of_pod(team))
+        wait(team, "tiny", lambda job: job["state"] == "Running")
+    assert len(pods) == 3
+    assert_complete_and_equal(team, undisturbed)
+
+
+def test_an_image_with_the_address_of_its_pod_is_not_restored(
+    team: Workspace, undisturbed: Callable[[int, int], Path]
+) -> None:
+    """As the connections of several pods have. CRIU cannot use an address that another pod had, and the job goes on
+    from its newest checkpoint. Its end is the same."""
+    with_criu(team)
+    options = ("--freeze-as-last-resort", "--save-steps", "2", "--env", "GLOO_SOCKET_IFNAME=eth0", *ONE_POD)
+    submit(team, "tiny", *options, program=PROGRAM)
+    wait(team, "tiny", trains_at(4))
+    done = freeze(team)
+    assert done.code == 0, done.stderr
+    step = max(team.steps("tiny"))
+    assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
+    wait(team, "tiny", lambda _: bool(read_events(team.folder / "tiny", "resumed")), 180)
+    logs = safepoint("logs", *ON, team.namespace, "tiny").stdout
+    assert "a process used a network address that this machine or pod does not have" in logs, logs
+    wait(team, "tiny", lambda job: job["state"] == "Complete", 300)
+    assert read_events(team.folder / "tiny", "thawed") == []
+    assert [event["step"] for event in read_events(team.folder / "tiny", "resumed")] == [step]
+    assert_same_run(team.folder / "tiny", undisturbed(1, EPOCHS))
+
+
+def test_several_pods_are_refused(team: Workspace) -> None:
+    """Before anything is created."""
+    output = ("--output-dir", f"pvc://{CLAIM}/tiny")
+    done = safepoint(
+        "submit",
+        *ON,
+        team.namespace,
+        *output,
+        "--nnodes",
+        "2",
+        "--freeze-as-last-resort",
+        "--code",
+        str(TINY.parent),
+        "tiny.py",
+    )
+    assert done.code == ExitCode.NOT_SUPPORTED, done.stdout
+    assert "restored pods have other addresses" in done.stderr
+    assert team.left() == []
