@@ -251,7 +251,7 @@ def test_a_damaged_image_is_refused_before_a_process_starts(trainings: Trainings
         file.seek(regions.stat().st_size // 2)
         file.write(b"changed")
     error = safepoint("thaw", tmp_path / "images", code=14)
-    assert "altered" in error["message"]
+    assert "damaged, or was changed" in error["message"]
     assert not Path(f"/proc/{pid}").exists()
 
 
