@@ -335,3 +335,14 @@ def test_paths_that_start_at_the_current_folder(
     os.chown(shared / "mine", _STRANGER, -1)
     with pytest.raises(FreezeError, match="names it; nothing was restored"):
         refuse_planted_paths([7], proc)
+
+
+def test_arguments_that_are_too_long_for_a_name(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a text for a model, or code: no file can have this name, so another user cannot have made it."""
+    monkeypatch.setattr(planted, "user_of", lambda pid: _OWNER)
+    proc = named(tmp_path, f"TEXT_PATH={'x' * 300}", arguments=f"python\0-c\0{'x' * 300}\0{'x' * 5000}\0")
+    (proc / "7" / "cwd").symlink_to(shared)
+    refuse_planted_paths([7], proc)
+    assert not os.listdir(shared)

@@ -58,6 +58,11 @@ def test_each_callback_gets_its_own_tensors(names: list[tuple[str, str]], tmp_pa
     assert all(name.isascii() and name.startswith("safepoint_kept_") for name in files)
 
 
+def test_a_long_name_without_a_file(tmp_path: Path) -> None:
+    KeptModels(trainer(one := callback("A" * 300, "weights", 3))).loop_begins(tmp_path)
+    assert vars(one)["weights"][0].tolist() == [3, 3]
+
+
 def test_a_model_of_the_trainer_beside_one_of_a_callback(tmp_path: Path) -> None:
     def make(value: float) -> tuple[Any, Any]:
         own, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)

@@ -98,7 +98,9 @@ def is_of_stranger(path: str | os.PathLike[str], users: Collection[int] = ()) ->
         return _belongs_to_stranger(path, users)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # nothing can have this name, such as a long text among arguments
+            return False
         # The owner of a FUSE file system can hide `path` now, and show it later.
         with contextlib.suppress(OSError):
             return _is_shared(os.stat(Path(path).parent))

@@ -79,6 +79,20 @@ def test_a_job_is_suspended_only_after_its_image_is_complete(pod: list[list[str]
     assert "it is frozen in pvc://ckpt/x/images/image-1" in frozen.message
 
 
+def test_a_job_that_ends_before_it_is_suspended(pod: list[list[str]]) -> None:
+    """Such as one whose processes ran on, because the request to suspend it came too late."""
+    job = job_with_images()
+    namespace = Kept(trainjobs=[job], pods=[running_pod()])
+
+    def after(change: str) -> None:
+        namespace.kept["pods"] = []
+        namespace.kept["trainjobs"][0]["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+    namespace.after = after
+    with pytest.raises(ConflictError, match=r"is Complete: it ended before it was suspended; .*image-1 stays"):
+        jobs_of(namespace).freeze(JOB, is_running_after=False)
+
+
 def test_a_job_that_runs_on_is_not_changed(pod: list[list[str]]) -> None:
     namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()])
     _, image = jobs_of(namespace).freeze(JOB, is_running_after=True)

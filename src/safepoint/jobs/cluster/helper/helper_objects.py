@@ -119,8 +119,10 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
             "capabilities": {"drop": ["ALL"]},
         },
     }
-    # The pods of a job with process images have no seccomp filter; a helper has that of the pod, below.
-    container["securityContext"].pop("seccompProfile", None)
+    # The pods of a job with process images have no seccomp filter; a helper has that of the pod, below. And the API
+    # refuses a privileged container without privilege escalation.
+    for right in ("seccompProfile", "privileged"):
+        container["securityContext"].pop(right, None)
     if basis.image == at(basis.container, "image") and at(basis.container, "imagePullPolicy"):
         container["imagePullPolicy"] = at(basis.container, "imagePullPolicy")
     pod: Object = {

@@ -72,7 +72,7 @@ def freeze_job(
 
     Raises:
         UnsupportedError: the pods of the job cannot make images.
-        ConflictError: the job does not run, or another person stops it.
+        ConflictError: the job does not run, another person stops it, or it ended before it was suspended.
         AccessDeniedError: you may not stop the job, or run programs in its pod.
         SafepointError: there is no image, and the job runs on.
         WaitTimeoutError: there is an image, and the pod is not gone yet; the request stays in effect.
@@ -92,6 +92,11 @@ def freeze_job(
     stopped = stop_job(api, look, place=place, timeout_s=timeout_s, save=save)
     if not images:
         raise ConflictError(f"job {job.name} was not frozen: another person suspends it; it is {stopped.state}")
+    if stopped.state.is_over:
+        raise ConflictError(
+            f"job {job.name} is {stopped.state}: it ended before it was suspended; the image {images[0].path} stays",
+            hint=f"`safepoint status {job.name}` shows how it ended",
+        )
     message = f"it is frozen in {images[0].path}, which was read and checked before the job was suspended"
     return replace(stopped, message=message, receipt=None), images[0]
 

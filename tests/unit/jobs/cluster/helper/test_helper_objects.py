@@ -82,6 +82,18 @@ def test_it_can_always_write_to_tmp() -> None:
     assert "scratch" not in [volume["name"] for volume in pod["volumes"]]
 
 
+def test_a_privileged_container_of_a_runtime() -> None:
+    """The API would refuse a helper that is privileged, too, because it has no privilege escalation."""
+    made = Runtime(document=runtime())
+    rights = {"privileged": True, "allowPrivilegeEscalation": True, "runAsUser": 7}
+    pod = pod_of(helper_job("h", REQUEST, basis(container={**made.container, "securityContext": rights})))
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsUser": 7,
+    }
+
+
 def test_it_may_run_under_the_restricted_standard() -> None:
     made = Runtime(document=runtime())
     user = {"runAsNonRoot": True, "runAsUser": 1000660000}

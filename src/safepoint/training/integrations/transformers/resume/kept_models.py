@@ -12,6 +12,7 @@ One rank saves these models and tensors, and all ranks load them.
 """
 
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from safepoint.training.state.data_only import load_data
 
 _REFERENCE = "safepoint_reference.pt"
 _KEPT = "safepoint_kept_{name}-{digest}.pt"
+_KEPT_EARLIER = "safepoint_kept_{name}.pt"
 _MOST_LETTERS = 100
 _log = logging.getLogger("safepoint")
 _NUM_SAMPLES = 64
@@ -70,8 +72,9 @@ class KeptModels:
         if folder is None or splits_weights(self._trainer):
             return
         for name, kept in self._kept():
-            path = folder / name.file
-            if path.is_file():
+            paths = folder / name.file, folder / name.earlier_file
+            path = next((one for one in paths if os.path.isfile(one)), None)  # `is_file` raises for too long names
+            if path is not None:
                 _load(name, kept, load_data(path), folder)
 
     def write(self, folder: Path) -> None:
@@ -173,6 +176,11 @@ class _Name(NamedTuple):
         exact = "\0".join((self.owner, str(self.number), self.attribute))
         digest = digest_bytes(exact.encode("utf-8", "surrogatepass")).rpartition(":")[2]
         return _KEPT.format(name=re.sub(r"\W", "_", str(self), flags=re.ASCII)[:_MOST_LETTERS], digest=digest)
+
+    @property
+    def earlier_file(self) -> str:
+        """The name of the file in checkpoints of older releases, which several names may have in common."""
+        return _KEPT_EARLIER.format(name=re.sub(r"[^\w-]", "_", str(self)))
 
 
 def _weights_of(module: torch.nn.Module) -> set[int]:

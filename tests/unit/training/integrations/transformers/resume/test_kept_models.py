@@ -71,6 +71,16 @@ def test_a_teacher_that_changes(is_followed: bool, tmp_path: Path) -> None:
     assert all(torch.equal(second.model.state_dict()[name], one) for name, one in own.items())
 
 
+def test_a_checkpoint_of_an_older_release(tmp_path: Path) -> None:
+    """The names of its files have no digest. Its teacher and its tensors are loaded, too."""
+    first, second = trainer(1), trainer(2)
+    torch.save(first.teacher_model.module.state_dict(), tmp_path / "safepoint_kept_teacher_model.pt")
+    torch.save({"a": torch.ones(2)}, tmp_path / "safepoint_kept_Follows_shadow_weights.pt")
+    KeptModels(second).loop_begins(tmp_path)
+    assert torch.equal(second.teacher_model.module.weight, first.teacher_model.module.weight)
+    assert second.callback.shadow_weights["a"].tolist() == [1, 1]
+
+
 def test_two_callbacks_of_one_class(tmp_path: Path) -> None:
     """Such as two averages with different rates. Each has its own file, also if one is still without tensors."""
     first, second = trainer(1), trainer(2)
