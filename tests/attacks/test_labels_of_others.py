@@ -28,7 +28,7 @@ from safepoint.jobs.cluster.objects import Object, name_of, texts
 from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, own_pods
 from safepoint.jobs.cluster.spec import ClusterSpec
 from safepoint.jobs.cluster.state import UID_LABEL, Observed, describe
-from safepoint.jobs.cluster.suspension import save_request
+from safepoint.jobs.cluster.suspension import pod_requests, save_request
 from safepoint.jobs.cluster.suspension.stop import request_stop
 from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
@@ -267,7 +267,7 @@ class TestPods:
             asked.append(pod)
             yield json.dumps({"receipt": {"step": 7, "name": "checkpoint-7", "digest": "d", "is_read": True}})
 
-        monkeypatch.setattr(save_request, "run_in_pod", run_in_pod)
+        monkeypatch.setattr(pod_requests, "run_in_pod", run_in_pod)
         others, own = pod_of("tiny", name, self.RUNNING), pod_of("tiny", "tiny-node-0-0-x2345", self.RUNNING)
         [seen] = objects_of_jobs([job], [others, own], [])
         save_request.request_save(cast("ClusterApi", None), describe(seen, place="c"), seen, within_s=5)

@@ -22,7 +22,7 @@ from safepoint.jobs.cluster.helper.helper_objects import HelperRequest, PodBasis
 from safepoint.jobs.cluster.manifests import SHIPPED_TO
 from safepoint.jobs.cluster.pod_archive import module_command
 from safepoint.jobs.cluster.state import Observed, describe
-from safepoint.jobs.cluster.suspension import save_request
+from safepoint.jobs.cluster.suspension import pod_requests, save_request
 from safepoint.jobs.cluster.suspension.websocket import messages
 from tests.attacks.test_objects_of_others import manifests
 
@@ -56,8 +56,8 @@ def command_of_suspend() -> list[str]:
         return iter([])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save_request, "run_in_pod", record)
-        patch.setattr(save_request, "is_training_pod", lambda pod: True)
+        patch.setattr(pod_requests, "run_in_pod", record)
+        patch.setattr(pod_requests, "is_training_pod", lambda pod: True)
         with pytest.raises(Exception, match="gave no receipt"):
             _request(seen)
     return commands[0]
