@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 from safepoint.checkpoint.format.digest import FileDigester, digest_file
 from safepoint.checkpoint.format.manifest import FileEntry
@@ -58,6 +59,22 @@ def raw_bytes(manifest: ImageManifest) -> int:
     """The space that the files of `materialise` take, in bytes. Pages of zeros take none."""
     pages = sum(one.num_pages - one.num_zero for one in manifest.page_files)
     return pages * PAGE_BYTES + sum(entry.size_bytes for entry in manifest.files if is_criu_name(_base(entry.path)))
+
+
+def image_document(manifest: ImageManifest, location: ImageLocation) -> dict[str, Any]:
+    """The facts of an image that programs read, as JSON values."""
+    return {
+        "name": manifest.name,
+        "path": location.where(manifest.name),
+        "created": manifest.created,
+        "program": manifest.parts[0].program,
+        "num_processes": sum(part.num_processes for part in manifest.parts),
+        "size_bytes": manifest.size_bytes,
+        "memory_bytes": raw_bytes(manifest),
+        "num_pages": manifest.num_pages,
+        "num_stored": manifest.num_stored,
+        "needs": [source.name for source in manifest.sources],
+    }
 
 
 def materialise(

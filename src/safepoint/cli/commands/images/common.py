@@ -103,19 +103,10 @@ def page_progress(title: str, all_bytes: int | None) -> Callable[[int], None] | 
 
 def document_of(manifest: "ImageManifest", location: "ImageLocation") -> dict[str, Any]:
     """What `--json` prints about an image."""
-    from safepoint.transparent.images.materialise import raw_bytes
+    from safepoint.transparent.images.materialise import image_document
 
     return {
-        "name": manifest.name,
-        "path": location.where(manifest.name),
-        "created": manifest.created,
-        "program": manifest.parts[0].program,
-        "num_processes": sum(part.num_processes for part in manifest.parts),
-        "size_bytes": manifest.size_bytes,
-        "memory_bytes": raw_bytes(manifest),
-        "num_pages": manifest.num_pages,
-        "num_stored": manifest.num_stored,
-        "needs": [source.name for source in manifest.sources],
+        **image_document(manifest, location),
         "key": key_facts(manifest, location)[0],
         "is_encrypted": manifest.is_encrypted,
     }

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.tools.inventory import Inventory
@@ -274,11 +274,11 @@ class _WatchedRun:
             SafepointError, OSError: the processes run on.
         """
         from safepoint.transparent.freeze import freeze_trees
-        from safepoint.transparent.images.materialise import verify
+        from safepoint.transparent.images.materialise import image_document, verify
 
         def answer(manifest: "ImageManifest") -> None:
             verify(location, manifest.name, deep=True)
-            request.reply(_document_of(manifest, location))
+            request.reply(image_document(manifest, location))
 
         def end(manifest: "ImageManifest") -> None:
             answer(manifest)
@@ -337,21 +337,3 @@ class _WatchedRun:
     def _report(self, event: Event) -> None:
         _log.log(logging.WARNING if event.is_warning else logging.INFO, "%s", event.line)
         EventLog(self._output.events, self._settings.job_events, actor="safepoint run").write(event)
-
-
-def _document_of(manifest: "ImageManifest", location: "ImageLocation") -> dict[str, Any]:
-    """What the answer to a request says of an image."""
-    from safepoint.transparent.images.materialise import raw_bytes
-
-    return {
-        "name": manifest.name,
-        "path": location.where(manifest.name),
-        "created": manifest.created,
-        "program": manifest.parts[0].program,
-        "num_processes": sum(part.num_processes for part in manifest.parts),
-        "size_bytes": manifest.size_bytes,
-        "memory_bytes": raw_bytes(manifest),
-        "num_pages": manifest.num_pages,
-        "num_stored": manifest.num_stored,
-        "needs": [source.name for source in manifest.sources],
-    }
