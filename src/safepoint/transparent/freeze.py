@@ -30,7 +30,8 @@ from safepoint.transparent.criu.stopping import refuse_stopped, stopped_trees
 from safepoint.transparent.criu.trees import held, kill, resident_bytes, send
 from safepoint.transparent.cuda.host_copy import gpu_memory_in_host
 from safepoint.transparent.images.location import ImageLocation, NewImage
-from safepoint.transparent.images.manifest import ImageManifest, Machine, part_name
+from safepoint.transparent.images.manifest import ImageManifest, Machine
+from safepoint.transparent.images.names import part_name
 from safepoint.transparent.images.store_dump import Dump, store_dumps
 from safepoint.transparent.packages import require_packages
 from safepoint.transparent.staging import staging

@@ -26,8 +26,9 @@ from safepoint.transparent.criu.tree_dump import Restored, TreeRestore
 from safepoint.transparent.criu.trees import held, send
 from safepoint.transparent.cuda.host_copy import places_on_this_machine, resume_restored
 from safepoint.transparent.images.location import ImageLocation
-from safepoint.transparent.images.manifest import Part, part_name
+from safepoint.transparent.images.manifest import Part
 from safepoint.transparent.images.materialise import materialise, raw_bytes, verify
+from safepoint.transparent.images.names import part_name
 from safepoint.transparent.packages import require_packages
 from safepoint.transparent.planted import refuse_planted_files, refuse_planted_paths
 from safepoint.transparent.secret_folders import secret_folder

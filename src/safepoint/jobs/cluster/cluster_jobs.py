@@ -39,12 +39,13 @@ from safepoint.jobs.cluster.manifests import Manifests
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, texts, uid_of
 from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL, is_training_pod, node_of
 from safepoint.jobs.cluster.pods.rank_places import num_ranks_per_node, place_of_rank
-from safepoint.jobs.cluster.records.receipts import RECEIPT
+from safepoint.jobs.cluster.records.pod_image import PodImage
 from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.spec import ClusterSpec, is_plan
-from safepoint.jobs.cluster.state import NODES, SUSPENDED_BY, ClusterJob, Observed, describe
-from safepoint.jobs.cluster.suspension.freezing import PodImage, freeze_job
+from safepoint.jobs.cluster.state import NODES, ClusterJob, Observed, describe
+from safepoint.jobs.cluster.suspension.freezing import freeze_job
 from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
+from safepoint.jobs.cluster.suspension.resuming import check_can_resume, image_to_thaw, release
 from safepoint.jobs.cluster.suspension.scaling import Scaling
 from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
 from safepoint.jobs.cluster.watches.details import details_of, progress_in_log
@@ -378,20 +379,17 @@ class ClusterJobs:
         seen = self.observe(name)
         check_keeps_checkpoints(seen.trainjob)
         job = describe(seen, place=self.place)
-        if job.state not in {JobState.SUSPENDED, JobState.SUSPENDING}:
-            hint = "submit it again" if job.state.is_over else f"`safepoint logs -f {name}` shows its output"
-            raise ConflictError(f"job {name} is {job.state}, not suspended", hint=hint)
+        check_can_resume(job)
         if texts(seen.trainjob, "metadata", "annotations").get(NODES) is not None:
             self._scaling.scale(seen, job, job.num_nodes)
             return self.job(name)
-        released: Object = {"metadata": {"annotations": {SUSPENDED_BY: None, RECEIPT: None}}}
-        if seen.workload is not None:
-            if at(seen.workload, "spec", "active") is False:
-                self._api.patch("workloads", name_of(seen.workload), {"spec": {"active": True}})
-        else:
-            released["spec"] = {"suspend": False}
-        self._api.patch("trainjobs", name, released)
+        release(self._api, seen)
         return self.job(name)
+
+    def thaw(self, name: str) -> tuple[ClusterJob, PodImage]:
+        """Continue a suspended job from its process image; see `image_to_thaw` and `resume`."""
+        image = image_to_thaw(self.job(name))
+        return self.resume(name), image
 
     def scale(self, name: str, num_nodes: int, *, timeout_s: float | None = None) -> ClusterJob:
         """Change a job's number of nodes. A running job is saved and stopped. A new TrainJob replaces the old one.

@@ -32,6 +32,7 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     why_leaving,
 )
 from safepoint.jobs.cluster.pods.pod_summary import PodSummary, summary_of
+from safepoint.jobs.cluster.records.pod_image import IMAGE, PodImage, read_image
 from safepoint.jobs.cluster.records.posted_progress import number_in, progress_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, read_receipt
 from safepoint.jobs.cluster.records.storage_record import named_output
@@ -110,6 +111,7 @@ class ClusterJob:
             has run. The starts of one TrainJob count as one attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None if the job is not suspended, or has no receipt.
+        image: the newest image that a command has requested since it was last resumed; None if there is none.
         planned: the sentences about the plan of its model, from the time of its submission; see `planned_sizes`.
         runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or a copy of that
             runtime with the grace period of the job.
@@ -144,6 +146,7 @@ class ClusterJob:
     attempts: tuple[AttemptRecord, ...]
     was_saved: bool | None = None
     receipt: Receipt | None = None
+    image: PodImage | None = None
     planned: tuple[str, ...] = ()
     runtime_of_pods: str = ""
     warning: str = ""
@@ -191,6 +194,7 @@ class ClusterJob:
         return {
             **{name: getattr(self, name) for name in own},
             "receipt": receipt,
+            "image": None if self.image is None else self.image.path,
             "planned": [*self.planned],
             "warning": self.warning,
         }
@@ -251,6 +255,7 @@ def describe(seen: Observed, *, place: str) -> ClusterJob:
         grace_s=grace_s,
         attempts=attempts,
         receipt=receipt,
+        image=read_image(notes.get(IMAGE)),
         planned=planned_in(record),
         warning=other_grace(seen.pods, grace_s) if record else "",
         priority_class=texts(job, "metadata", "labels").get(_PRIORITY),

@@ -35,7 +35,8 @@ from safepoint.errors import (
 from safepoint.foundation import clock
 from safepoint.storage.store import ABSENT, Condition, Store, StoredObject
 from safepoint.transparent.images.location import ImageLocation, NewImage, Progress, newest_first, next_number
-from safepoint.transparent.images.manifest import MANIFEST_NAME, ImageManifest, image_name, number_of
+from safepoint.transparent.images.manifest import MANIFEST_NAME, ImageManifest
+from safepoint.transparent.images.names import image_name, number_of
 from safepoint.transparent.protection.keys import ImageKey
 
 CLAIMS = ".safepoint/images/claims"

@@ -15,7 +15,8 @@ from safepoint.errors import ConflictError, ImageError
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.transparent.images.location import ImageLocation, Progress
-from safepoint.transparent.images.manifest import ImageManifest, number_of, part_name
+from safepoint.transparent.images.manifest import ImageManifest
+from safepoint.transparent.images.names import number_of, part_name
 
 _CHUNK_BYTES = 1 << 20
 

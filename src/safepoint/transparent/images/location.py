@@ -27,15 +27,8 @@ from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import Lease, lease_on, reading
 from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.foundation.temporary_folders.places import may_be_replaced
-from safepoint.transparent.images.manifest import (
-    MANIFEST_NAME,
-    MOST_CHAIN,
-    MOST_NUMBER,
-    ImageManifest,
-    Source,
-    image_name,
-    number_of,
-)
+from safepoint.transparent.images.manifest import MANIFEST_NAME, MOST_CHAIN, ImageManifest, Source
+from safepoint.transparent.images.names import MOST_NUMBER, image_name, number_of
 from safepoint.transparent.protection.keys import ImageKey, ImageProtection
 
 Progress = Callable[[int], None]

@@ -16,6 +16,7 @@ from safepoint.checkpoint.format.sealed_record import open_sealed, refusing_malf
 from safepoint.errors import ImageError, ManifestError
 from safepoint.foundation import clock
 from safepoint.foundation.field_types import FLAG, Kind, check_fields, whole
+from safepoint.transparent.images.names import MOST_NUMBER, image_name, number_of, part_name
 from safepoint.transparent.pages.layout import MOST_FILES, MOST_PAGES, MOST_PARTS, MOST_SOURCES
 from safepoint.transparent.pages.writer import regions_name, table_name
 from safepoint.transparent.protection.keys import SALT_BYTES, ImageKey, ImageProtection
@@ -28,30 +29,10 @@ MOST_CHAIN = MOST_SOURCES + 1
 MOST_FILE_BYTES = 1 << 30
 """The largest file of CRIU, other than pages."""
 
-MOST_NUMBER = 10**9 - 1
-"""The highest number that the name of an image can have."""
-
-_IMAGE_NAME = re.compile(r"image-([1-9][0-9]{0,8})")
 _PART_NAME = re.compile(r"part-(0|[1-9][0-9]{0,3})")
 _CRIU_NAME = re.compile(r"(?!pages-)[a-z][a-z0-9_.-]{0,99}\.img")
 _PAGES_NAME = re.compile(r"pages-(0|[1-9][0-9]{0,4})\.(table|regions)")
 _MOST_TEXT = 200
-
-
-def image_name(number: int) -> str:
-    """The name of an image's folder."""
-    return f"image-{number}"
-
-
-def number_of(name: str) -> int | None:
-    """The number in the name of an image; None if `name` is not the name of an image."""
-    match = _IMAGE_NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def part_name(number: int) -> str:
-    """The name of the folder of a part."""
-    return f"part-{number}"
 
 
 def is_criu_name(name: str) -> bool:

@@ -17,7 +17,8 @@ from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.units import format_bytes
 from safepoint.foundation.volumes.needed import free_bytes
 from safepoint.transparent.images.location import ImageLocation, Progress
-from safepoint.transparent.images.manifest import ImageManifest, is_criu_name, part_name
+from safepoint.transparent.images.manifest import ImageManifest, is_criu_name
+from safepoint.transparent.images.names import part_name
 from safepoint.transparent.images.store_dump import check_tables, is_table, open_tables, tables_of
 from safepoint.transparent.pages.layout import PAGE_BYTES, THIS_IMAGE
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap

@@ -10,7 +10,7 @@ from safepoint.storage.location import Location, parse_location, resolve_claim
 from safepoint.storage.opening import open_store
 from safepoint.transparent.images.bucket import ImageBucket
 from safepoint.transparent.images.location import ImageLocation, Progress
-from safepoint.transparent.images.manifest import number_of
+from safepoint.transparent.images.names import number_of
 from safepoint.transparent.protection.keys import ImageKey, own_key, own_key_path, read_key
 from safepoint.transparent.secret_folders import secret_folder
 

@@ -17,8 +17,9 @@ from safepoint.checkpoint.local.retention import Candidate, Policy, select_super
 from safepoint.errors import ImageError, SafepointError
 from safepoint.foundation import clock
 from safepoint.transparent.images.location import ImageLocation
-from safepoint.transparent.images.manifest import ImageManifest, image_name, number_of
+from safepoint.transparent.images.manifest import ImageManifest
 from safepoint.transparent.images.materialise import verify
+from safepoint.transparent.images.names import image_name, number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from safepoint.transparent.images.manifest import (
     PageFileFacts,
     Part,
     is_criu_name,
-    part_name,
 )
+from safepoint.transparent.images.names import part_name
 from safepoint.transparent.pages.layout import THIS_IMAGE
 from safepoint.transparent.pages.older import OlderPages
 from safepoint.transparent.pages.pagemap import MOST_BYTES, read_pagemap

@@ -18,8 +18,9 @@ from safepoint.storage.store import Store
 from safepoint.transparent.images.bucket import CLAIMS, Claim, ImageBucket, claims
 from safepoint.transparent.images.copying import check_free, copy, needed_by
 from safepoint.transparent.images.location import ImageLocation
-from safepoint.transparent.images.manifest import MANIFEST_NAME, MOST_CHAIN, image_name
+from safepoint.transparent.images.manifest import MANIFEST_NAME, MOST_CHAIN
 from safepoint.transparent.images.materialise import materialise, verify
+from safepoint.transparent.images.names import image_name
 from safepoint.transparent.images.pruning import prune
 from safepoint.transparent.protection.keys import ImageKey
 from tests.support.criu_images import add_image, random_pages, same_files

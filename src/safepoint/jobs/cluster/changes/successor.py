@@ -37,6 +37,7 @@ from safepoint.jobs.cluster.changes.submission import MARK, create, own, referen
 from safepoint.jobs.cluster.manifests import lacks_secret, mounted_secret, with_secret
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts, uid_of
 from safepoint.jobs.cluster.pods.pod_secrets import nodes_secret
+from safepoint.jobs.cluster.records.pod_image import IMAGE
 from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.spec import PLAN_LABEL, RECORD, read_record
 from safepoint.jobs.cluster.state import (
@@ -208,7 +209,7 @@ class Successions:
 def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
     """Make the new TrainJob from the old TrainJob, which may still run. It resumes from the same checkpoints."""
     metadata: Any = at(old, "metadata")
-    left_out = {SUSPENDED_BY, NODES, RECEIPT, MARK}
+    left_out = {SUSPENDED_BY, NODES, RECEIPT, IMAGE, MARK}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}
     notes[CREATED] = created
     record = read_record(notes.get(RECORD))

@@ -4,13 +4,14 @@ The pod makes, commits and checks the image, see `safepoint.jobs.local.images.im
 suspended: until its pod gets SIGTERM, its processes are stopped, and if that does not happen, they run on.
 """
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from safepoint.errors import AccessDeniedError, ConflictError, FreezeError, SafepointError, UnsupportedError
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.objects import at, items
+from safepoint.jobs.cluster.objects import at, name_of, uid_of
+from safepoint.jobs.cluster.records.pod_image import IMAGE, PodImage, image_of
 from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.state import ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.pod_requests import MOST_S, ask_first_pod
@@ -18,41 +19,7 @@ from safepoint.jobs.cluster.suspension.stop import stop_job
 from safepoint.jobs.model.states import JobState
 
 _MODULE = "safepoint.jobs.local.images.image_request"
-_FOLDER = "images"
-_KINDS = {
-    **dict.fromkeys(("name", "created", "program"), str),
-    **dict.fromkeys(("num_processes", "size_bytes", "memory_bytes", "num_pages", "num_stored"), int),
-}
-"""The values that a pod states of an image, and their types."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodImage:
-    """A process image that a pod has made and checked, as it says.
-
-    Args:
-        name: its name.
-        path: its location.
-        created: when it was made (RFC 3339 UTC).
-        program: the name of the root process.
-        num_processes: how many processes it has.
-        size_bytes: the size of its files.
-        memory_bytes: the memory of its processes.
-        num_pages: how many pages of memory it has.
-        num_stored: how many of these it stores itself.
-        needs: the older images whose pages it uses.
-    """
-
-    name: str
-    path: str
-    created: str
-    program: str
-    num_processes: int
-    size_bytes: int
-    memory_bytes: int
-    num_pages: int
-    num_stored: int
-    needs: tuple[str, ...]
+_log = logging.getLogger("safepoint")
 
 
 def freeze_job(
@@ -82,12 +49,15 @@ def freeze_job(
     job = describe(seen, place=place)
     _check(job, seen)
     if is_running_after:
-        return job, _request(api, job, seen, is_running_after=True, timeout_s=timeout_s)
+        image = _request(api, job, seen, is_running_after=True, timeout_s=timeout_s)
+        _record(api, seen, image)
+        return replace(job, image=image), image
     images: list[PodImage] = []
 
-    def save(seen: Observed, job: ClusterJob) -> None:
+    def save(seen: Observed, job: ClusterJob) -> dict[str, str]:
         _check(job, seen)
         images.append(_request(api, job, seen, is_running_after=False, timeout_s=timeout_s))
+        return {IMAGE: images[0].to_annotation()}
 
     stopped = stop_job(api, look, place=place, timeout_s=timeout_s, save=save)
     if not images:
@@ -98,7 +68,7 @@ def freeze_job(
             hint=f"`safepoint status {job.name}` shows how it ended",
         )
     message = f"it is frozen in {images[0].path}, which was read and checked before the job was suspended"
-    return replace(stopped, message=message, receipt=None), images[0]
+    return replace(stopped, message=message, receipt=None, image=images[0]), images[0]
 
 
 def _check(job: ClusterJob, seen: Observed) -> None:
@@ -121,6 +91,15 @@ def _check(job: ClusterJob, seen: Observed) -> None:
         )
 
 
+def _record(api: ClusterApi, seen: Observed, image: PodImage) -> None:
+    """Record an image of a job that runs on."""
+    change = {"metadata": {"uid": uid_of(seen.trainjob), "annotations": {IMAGE: image.to_annotation()}}}
+    try:
+        api.patch("trainjobs", name_of(seen.trainjob), change)
+    except SafepointError as error:
+        _log.warning("the image is complete, but `safepoint status` does not show it: %s", error.message)
+
+
 def _request(
     api: ClusterApi, job: ClusterJob, seen: Observed, *, is_running_after: bool, timeout_s: float | None
 ) -> PodImage:
@@ -131,16 +110,7 @@ def _request(
     except SafepointError as error:
         kind = AccessDeniedError if isinstance(error, AccessDeniedError) else FreezeError
         raise kind(f"job {job.name} was not frozen, and runs on: {error.message}", hint=error.hint) from error
-    image = _image_of(at(answer, "image"), job.output)
+    image = image_of(at(answer, "image"), job.output)
     if image is None:
         raise FreezeError(f"job {job.name} was not frozen, and runs on: pod {pod} named no image")
     return image
-
-
-def _image_of(document: Any, output: str | None) -> PodImage | None:
-    """The image in the answer of a pod; None if the answer describes none."""
-    values: dict[str, Any] = {name: at(document, name) for name in _KINDS}
-    if any(type(value) is not _KINDS[name] for name, value in values.items()):
-        return None
-    path = f"{(output or '').rstrip('/')}/{_FOLDER}/{values['name']}"
-    return PodImage(path=path, needs=tuple(map(str, items(document, "needs"))), **values)

@@ -11,7 +11,7 @@ A receipt states which checkpoint a suspension has saved, and whether the files 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, WaitTimeoutError
@@ -39,7 +39,7 @@ def stop_job(
     *,
     place: str,
     timeout_s: float | None,
-    save: Callable[[Observed, ClusterJob], None] | None = None,
+    save: Callable[[Observed, ClusterJob], Mapping[str, str]] | None = None,
 ) -> ClusterJob:
     """Save a checkpoint of a job, stop the job, and wait until its pods are gone.
 
@@ -48,8 +48,8 @@ def stop_job(
         look: returns the objects of the job as they are now.
         place: the name of the cluster in messages.
         timeout_s: how long to wait; None for no limit.
-        save: saves the job in another way than with a checkpoint on request. If it raises an exception, the job is
-            not stopped.
+        save: saves the job in another way than with a checkpoint on request, and returns annotations for its
+            TrainJob. If it raises an exception, the job is not stopped.
 
     Returns:
         The job. Its message says what is saved.
@@ -67,16 +67,17 @@ def stop_job(
     check_may_stop(api, seen, job)
     is_stopping = _is_stopping(seen, job)
     requested, reason, saved_s = None, "Safepoint did not submit it", 0.0
+    notes: Mapping[str, str] = {}
     with PodEnds(api, name) as ends:
         if not is_stopping:
             if save is not None:
-                save(seen, job)
+                notes = save(seen, job)
                 seen, job = _look(look, place)
             elif job.is_ours:
                 requested, reason = _try_to_save(api, seen, job, timeout_s)
                 saved_s = clock.monotonic_s()
                 seen, job = _look(look, place)
-            request_stop(api, seen, receipt=requested)
+            request_stop(api, seen, receipt=requested, notes=notes)
         left_s = None if timeout_s is None else max(0.0, timeout_s - (clock.monotonic_s() - began_s))
 
         remaining = RemainingPods(api, name)
@@ -175,16 +176,23 @@ def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
         )
 
 
-def request_stop(api: ClusterApi, seen: Observed, *, receipt: Receipt | None = None) -> None:
+def request_stop(
+    api: ClusterApi, seen: Observed, *, receipt: Receipt | None = None, notes: Mapping[str, str] | None = None
+) -> None:
     """Set the field that stops the job: `active` of its Workload (Kueue's object for a job in a queue) or, without a
     Workload, `suspend` of its TrainJob.
+
+    Args:
+        api: the API of the cluster, in the namespace of the jobs.
+        seen: the objects of the job.
+        receipt: what was saved; None if there is no receipt.
+        notes: further annotations for the TrainJob.
 
     Raises:
         AccessDeniedError: you may not change this object. Nothing was changed.
     """
-    by: Object = {
-        "metadata": {"annotations": {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}}
-    }
+    known = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
+    by: Object = {"metadata": {"annotations": {**known, **(notes or {})}}}
     if seen.workload is None:
         by["spec"] = {"suspend": True}
     else:

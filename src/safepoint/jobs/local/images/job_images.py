@@ -24,6 +24,7 @@ from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import JobRecord, NodeRecord, RequestedAction
 from safepoint.jobs.model.states import JobState
 from safepoint.transparent.criu.program import Criu, find_criu
+from safepoint.transparent.images.names import number_of
 
 if TYPE_CHECKING:
     from safepoint.transparent.freeze import Frozen
@@ -120,8 +121,6 @@ def is_job(word: str) -> bool:
     Raises:
         UsageError: it means both.
     """
-    from safepoint.transparent.images.manifest import number_of  # not at the top: it needs numpy
-
     if "/" in word or word in {".", ".."} or number_of(word) is not None:
         return False
     try:

@@ -212,8 +212,7 @@ class _WatchedRun:
             names = location.names()
             if not names or names[0] == self._last_restored():
                 return False
-            inventory = Inventory(open_store(Location.of_folder(self._output.root)))
-            begin = choose(location.where(names[0]), newest_checkpoint(inventory))
+            begin = choose(location.where(names[0]), newest_checkpoint(self._inventory()))
             if begin.image is None:
                 _log.info("the run continues %s", begin.why)
                 return False
@@ -229,6 +228,16 @@ class _WatchedRun:
         self._set_launcher(restored.pid)
         self._report(Thawed(path=begin.image, reason=begin.why))
         return True
+
+    def _inventory(self) -> Inventory:
+        return Inventory(open_store(Location.of_folder(self._output.root)))
+
+    def _safe_step(self) -> int | None:
+        """The step of the newest checkpoint; None if there is no checkpoint, or if the folder cannot be read."""
+        with contextlib.suppress(SafepointError, OSError):
+            found = newest_checkpoint(self._inventory())
+            return None if found is None else found.step
+        return None
 
     def _last_restored(self) -> str:
         try:
@@ -278,7 +287,7 @@ class _WatchedRun:
 
         def answer(manifest: "ImageManifest") -> None:
             verify(location, manifest.name, deep=True)
-            request.reply(image_document(manifest, location))
+            request.reply({**image_document(manifest, location), "safe_step": self._safe_step()})
 
         def end(manifest: "ImageManifest") -> None:
             answer(manifest)
