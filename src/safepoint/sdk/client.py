@@ -202,8 +202,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     def resume_job(self, name: str) -> TrainJob:
         """Continue a suspended job, or on this machine also a failed one, from its newest valid checkpoint.
 
-        On this machine, if the job has a process image that is newer than the checkpoint, the job continues from the
-        image, as after `thaw_job`.
+        If the job has a process image that is newer than the checkpoint, the job continues from the image, as after
+        `thaw_job`.
 
         Raises:
             RuntimeError: there is no such job, or the job is active, complete or, on a cluster, failed.
@@ -213,17 +213,26 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         return self._with("resume_job").resume_job(name)
 
     def freeze_job(self, name: str, *, folder: str | None = None, leave_running: bool = False) -> TrainJob:
-        """Freeze all processes of a job on this machine into a process image. See docs/process-images.md.
+        """Freeze all processes of a job into a process image. See docs/process-images.md.
+
+        On a cluster, the pod of the job makes the image in the output location of the job. Without `leave_running`,
+        the job is suspended when the image is complete and was read and checked. The job needs a trainer with
+        `freeze_as_last_resort=True`.
 
         Args:
             name: the name of the job.
-            folder: the folder for the image; None for a folder that is deleted with the job.
+            folder: on this machine, the folder for the image; None for a folder that is deleted with the job.
             leave_running: whether the job continues to run; if False, the job is suspended.
 
+        Returns:
+            The job; its `image` is the location of the image.
+
         Raises:
+            ValueError: `folder` is set for a job on a cluster.
             RuntimeError: there is no such job, the job does not run, or it cannot be frozen. If it cannot be frozen,
                 it continues to run.
-            NotImplementedError: this backend has no such method, this process is not root, or there is no CRIU 4.2.
+            NotImplementedError: this backend has no such method; this process is not root, or there is no CRIU 4.2;
+                or the pods of the job cannot make images.
         """
         check_name(name)
         return self._with("freeze_job").freeze_job(name, folder=folder, leave_running=leave_running)
@@ -231,11 +240,12 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     def thaw_job(self, name: str) -> TrainJob:
         """Restore the processes of a job from its newest process image; they continue in the middle of a step.
 
-        If they make no progress, they are ended, and the job continues from its newest checkpoint.
+        If they make no progress, they are ended, and the job continues from its newest checkpoint. On a cluster, the
+        next pod of the job restores them, as after `resume_job`.
 
         Raises:
             RuntimeError: there is no such job, its newest attempt has no image, the job is active, or its processes
-                cannot be restored.
+                cannot be restored; or a job on a cluster has a checkpoint that is newer than the image.
             NotImplementedError: this backend has no such method, this process is not root, or there is no CRIU 4.2.
         """
         check_name(name)

@@ -127,6 +127,7 @@ class ClusterBackend(KubernetesBackend):
             safe_step=job.safe_step,
             output_dir=job.output,
             receipt=job.receipt,
+            image=None if job.image is None else job.image.path,
             view=view_of(job, job.progress, job.output, receipt=job.receipt),
         )
 
@@ -212,9 +213,25 @@ class ClusterBackend(KubernetesBackend):
             return self._stopped(self._jobs.suspend(name, timeout_s=timeout))
 
     def resume_job(self, name: str) -> TrainJob:
-        """Continue a suspended job from its newest checkpoint."""
+        """Continue a suspended job from its newest checkpoint or, if that is newer, its process image."""
         with as_kubeflow_raises():
             return self._train_job(self._jobs.resume(name), {})
+
+    def freeze_job(self, name: str, *, folder: str | None = None, leave_running: bool = False) -> TrainJob:
+        """Make a process image of a job's pod, and suspend the job unless `leave_running` is set."""
+        with as_kubeflow_raises():
+            if folder is not None:
+                raise UsageError(
+                    f"folder {folder} has no effect on a cluster: the pod of job {name} makes the image in the job's "
+                    "output location; nothing was frozen",
+                    hint="omit folder",
+                )
+            return self._train_job(self._jobs.freeze(name, is_running_after=leave_running)[0], {})
+
+    def thaw_job(self, name: str) -> TrainJob:
+        """Continue a suspended job from its process image, in a new pod."""
+        with as_kubeflow_raises():
+            return self._train_job(self._jobs.thaw(name)[0], {})
 
     def scale_job(self, name: str, num_nodes: int, *, timeout: float | None = None) -> TrainJob:
         """Change a job's number of nodes: suspend it, and replace its TrainJob by a new TrainJob that resumes."""

@@ -54,6 +54,7 @@ class TrainJob(types.TrainJob):
             the result of `suspend_job`. On a cluster, it is also set for every suspended job, and in the result of
             `scale_job`, because `scale_job` suspends the job first. None for other jobs, and if the suspension saved
             no checkpoint that could be checked.
+        image: the location of its newest process image, if `resume_job` may use it; None if no image is known.
         view: the facts about the job that a notebook shows; None if there are none.
     """
 
@@ -64,6 +65,7 @@ class TrainJob(types.TrainJob):
     safe_step: int | None = None
     output_dir: str | None = None
     receipt: "Receipt | None" = None
+    image: str | None = None
     view: "JobView | None" = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -136,6 +138,7 @@ def train_job(
         safe_step=job.safe_step,
         output_dir=output,
         receipt=receipt,
+        image=job.image,
         view=view,
     )
 

@@ -6,15 +6,24 @@ from typing import Any, cast
 
 import pytest
 
-from safepoint.errors import AccessDeniedError, ConflictError, FreezeError, SafepointError, UnsupportedError
+from safepoint.errors import (
+    AccessDeniedError,
+    ConflictError,
+    FreezeError,
+    NotFoundError,
+    SafepointError,
+    UnsupportedError,
+)
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.pod_archive import command_of
+from safepoint.jobs.cluster.records.pod_image import IMAGE
+from safepoint.jobs.cluster.state import SAFE_STEP
 from safepoint.jobs.cluster.suspension import pod_requests, stop
 from safepoint.jobs.cluster.watches import pod_ends
-from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob
+from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob, workload_of
 
-IMAGE = {
+IMAGE_OF_POD = {
     "name": "image-1",
     "path": "/mnt/x/images/image-1",
     "created": "2026-11-27T10:00:00Z",
@@ -25,6 +34,7 @@ IMAGE = {
     "num_pages": 3,
     "num_stored": 2,
     "needs": [],
+    "safe_step": 4,
 }
 
 
@@ -52,7 +62,7 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def run_in_pod(api: object, pod: str, container: str, command: list[str], **_: object) -> Iterator[str]:
         commands.append(command[-3:])
         yield json.dumps({"waits": "the image"})
-        yield json.dumps({"image": IMAGE})
+        yield json.dumps({"image": IMAGE_OF_POD})
 
     monkeypatch.setattr(pod_requests, "run_in_pod", run_in_pod)
     return commands
@@ -95,17 +105,26 @@ def test_a_job_that_ends_before_it_is_suspended(pod: list[list[str]]) -> None:
 
 def test_a_job_that_runs_on_is_not_changed(pod: list[list[str]]) -> None:
     namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()])
-    _, image = jobs_of(namespace).freeze(JOB, is_running_after=True)
+    job, image = jobs_of(namespace).freeze(JOB, is_running_after=True)
     assert pod == [["safepoint.jobs.local.images.image_request", "900", "run-on"]]
     assert (image.num_processes, image.needs) == (4, ())
-    assert namespace.changes == []
+    assert job.image == image
+    assert namespace.changes == [f"patch trainjobs {JOB}"]  # its record
+    assert jobs_of(namespace).job(JOB).image == image
+
+
+def test_the_image_of_a_job_that_you_may_not_change(pod: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
+    """The image is made, and a warning says that commands do not show it."""
+    namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()], denied={"patch trainjobs"})
+    assert jobs_of(namespace).freeze(JOB, is_running_after=True)[1].name == "image-1"
+    assert "the image is complete, but `safepoint status` does not show it" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "why"),
     [
         ([{"error": "CRIU lacks a right", "hint": "add it"}], FreezeError, "runs on: .*CRIU lacks a right"),
-        ([{"image": {**IMAGE, "num_pages": "3"}}], FreezeError, "named no image"),
+        ([{"image": {**IMAGE_OF_POD, "num_pages": "3"}}], FreezeError, "named no image"),
         (AccessDeniedError("no"), AccessDeniedError, "not allowed to create and get pods/exec"),
     ],
 )
@@ -139,6 +158,72 @@ def test_a_job_that_does_not_run_is_refused(pod: list[list[str]]) -> None:
     with pytest.raises(ConflictError, match="it is Suspended"):
         jobs_of(Kept(trainjobs=[job])).freeze(JOB, is_running_after=False)
     assert pod == []
+
+
+@pytest.mark.parametrize("in_queue", [False, True])
+def test_a_suspended_job_continues_from_its_image(in_queue: bool, pod: list[list[str]]) -> None:
+    job = job_with_images()
+    workloads = [workload_of(job)] if in_queue else []
+    namespace = Kept(trainjobs=[job], pods=[running_pod()], workloads=workloads)
+
+    def after(change: str) -> None:
+        if change.startswith("patch workloads"):
+            is_active = workloads[0]["spec"]["active"]
+            namespace.kept["trainjobs"][0]["spec"]["suspend"] = not is_active  # as Kueue does
+            workloads[0]["status"] = {}
+        namespace.kept["pods"] = []
+
+    namespace.after = after
+    jobs_of(namespace).freeze(JOB, is_running_after=False)
+    assert namespace.kept["trainjobs"][0]["metadata"]["annotations"][IMAGE]
+    assert jobs_of(namespace).job(JOB).state == "Suspended"
+    resumed, image = jobs_of(namespace).thaw(JOB)
+    assert (image.path, image.safe_step) == ("pvc://ckpt/x/images/image-1", 4)
+    assert resumed.state != "Suspended"
+    assert resumed.image is None  # it is restored now
+    if in_queue:
+        assert namespace.kept["workloads"][0]["spec"]["active"] is True
+    else:
+        assert namespace.kept["trainjobs"][0]["spec"]["suspend"] is False
+
+
+def suspended(safe_step: int | None, annotation: str | None) -> Any:
+    job = job_with_images()
+    job["spec"]["suspend"] = True
+    notes = {IMAGE: annotation, SAFE_STEP: None if safe_step is None else str(safe_step)}
+    job["metadata"]["annotations"] |= {name: text for name, text in notes.items() if text is not None}
+    return job
+
+
+RECORDED = json.dumps({**IMAGE_OF_POD, "path": "pvc://ckpt/x/images/image-1"})
+
+
+@pytest.mark.parametrize(
+    ("safe_step", "annotation", "kind", "why"),
+    [
+        (4, None, NotFoundError, "no process image of job tiny is known"),
+        (5, RECORDED, ConflictError, r"image-1, because the checkpoint of step 5 is newer"),
+        (4, "[" * 10000, NotFoundError, "no process image"),
+        (4, json.dumps({**json.loads(RECORDED), "created": "yesterday"}), NotFoundError, "no process image"),
+        (4, json.dumps({**json.loads(RECORDED), "path": 3}), NotFoundError, "no process image"),
+        (4, json.dumps({**json.loads(RECORDED), "safe_step": True}), NotFoundError, "no process image"),
+    ],
+)
+def test_a_job_that_would_not_continue_from_an_image(
+    safe_step: int, annotation: str | None, kind: type[SafepointError], why: str
+) -> None:
+    namespace = Kept(trainjobs=[suspended(safe_step, annotation)])
+    with pytest.raises(kind, match=why) as refused:
+        jobs_of(namespace).thaw(JOB)
+    assert "`safepoint resume tiny`" in (refused.value.hint or "")
+    assert namespace.changes == []
+
+
+def test_a_running_job_is_not_thawed(pod: list[list[str]]) -> None:
+    namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()])
+    jobs_of(namespace).freeze(JOB, is_running_after=True)
+    with pytest.raises(ConflictError, match="is Running, not suspended"):
+        jobs_of(namespace).thaw(JOB)
 
 
 def test_a_job_with_images_does_not_get_more_pods() -> None:

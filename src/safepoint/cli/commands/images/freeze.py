@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import JobPlace
 from safepoint.jobs.model.records import this_user
 from safepoint.transparent.packages import require_packages
+
+if TYPE_CHECKING:
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 
 def freeze(
@@ -130,8 +133,17 @@ def freeze(
     print_answer(as_json, document, lines)
 
 
+def _of_cluster(jobs: JobPlace[Any], local: Mapping[str, object]) -> "ClusterJobs":
+    """The jobs of a cluster, after a check that no option was given that has an effect on this machine only."""
+    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs  # not at the top: the import takes 0.2 s
+
+    assert isinstance(jobs, ClusterJobs)
+    refuse_on_cluster(jobs.place, local)
+    return jobs
+
+
 def _freeze_on_cluster(
-    jobs: JobPlace[Any],
+    place: JobPlace[Any],
     name: str,
     local: Mapping[str, object],
     *,
@@ -142,17 +154,14 @@ def _freeze_on_cluster(
     """Freeze a job of a cluster, and print the image.
 
     Args:
-        jobs: the jobs of the cluster.
+        place: the jobs of the cluster.
         name: the job.
         local: the options that have an effect on this machine only.
         leave_running: whether the job runs on.
         shown: the options that name the cluster, for the command that the output suggests.
         as_json: see `print_answer`.
     """
-    from safepoint.jobs.cluster.cluster_jobs import ClusterJobs  # not at the top: the import takes 0.2 s
-
-    assert isinstance(jobs, ClusterJobs)
-    refuse_on_cluster(jobs.place, local)
+    jobs = _of_cluster(place, local)
     job, image = jobs.freeze(name, is_running_after=leave_running)
     document = {**asdict(image), "is_running": leave_running, "job": job_document(jobs, job)}
     after = "the job runs on" if leave_running else f"the job is {job.state}"
@@ -163,7 +172,21 @@ def _freeze_on_cluster(
     if image.needs:
         lines.append(f"needs {', '.join(map(printable, image.needs))}")
     if not leave_running:
-        lines.append(f"it goes on from this image with: safepoint resume {job.name}{shown}")
+        lines.append(f"it goes on from this image with: safepoint thaw {job.name}{shown}")
+    print_answer(as_json, document, lines)
+
+
+def _thaw_on_cluster(
+    place: JobPlace[Any], name: str, local: Mapping[str, object], *, shown: str, as_json: bool
+) -> None:
+    """Let the next pod of a job of a cluster restore its image. The arguments are those of `_freeze_on_cluster`."""
+    jobs = _of_cluster(place, local)
+    job, image = jobs.thaw(name)
+    document = {"image": image.path, "job": job.name, "state": str(job.state), "program": image.program}
+    lines = [
+        f"job {job.name} resumes; its next pod restores {image.path}, if it finds no newer checkpoint",
+        f"its output says what it continues from: safepoint logs {job.name}{shown}",
+    ]
     print_answer(as_json, document, lines)
 
 
@@ -172,8 +195,8 @@ def thaw(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A job on this machine; or an image, such as images/image-3 or s3://bucket/images/image-3; or a "
-            "location of images. From a location, the newest image is restored.",
+            help="A job; or an image, such as images/image-3 or s3://bucket/images/image-3; or a location of images. "
+            "From a location, the newest image is restored.",
             autocompletion=complete_job,
         ),
     ],
@@ -183,6 +206,8 @@ def thaw(
     ] = False,
     key: KeyOption = None,
     connection: Connection = None,
+    on: OnOfJob = None,
+    namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
     """Restore the processes of a job or of an image; they continue where they were frozen.
@@ -194,19 +219,31 @@ def thaw(
     --trust, it also restores other images: use --trust only for images of people whom you trust. If a process number
     in the image is in use on this machine, the processes are restored in a new PID namespace.
 
+    The next pod of a job of a cluster restores its newest image, which has the key of the job. So for such a job, the
+    command does what `safepoint resume` does, after a check that an image is known, and that no checkpoint is newer.
+
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
-    or other jobs use its CPUs or GPUs; 14 the image is damaged, or was made with another key; 16 this machine has no
-    CRIU 4.2 or newer, you are not root, or this machine cannot restore the memory of GPUs.
+    other jobs use its CPUs or GPUs, or a checkpoint of a job of a cluster is newer than its image; 14 the image is
+    damaged, or was made with another key; 16 this machine has no CRIU 4.2 or newer, you are not root, or this machine
+    cannot restore the memory of GPUs.
     """
+    from safepoint.jobs.local.images.job_images import image_of, is_job, thaw_job
+
+    names_job = on is not None or namespace is not None or is_job(target)
+    if names_job:
+        with open_jobs(on, namespace, target) as jobs:
+            if not isinstance(jobs, LocalJobs):
+                local = {"--trust": trust or None, "--key": key, "--connection": connection}
+                _thaw_on_cluster(jobs, target, local, shown=options_of(on, namespace), as_json=as_json)
+                return
     from safepoint.transparent.criu.program import find_criu
 
     criu = find_criu()
     require_packages()
-    from safepoint.jobs.local.images.job_images import image_of, is_job, thaw_job
     from safepoint.transparent.thaw import thaw_image
 
     job = None
-    if is_job(target):
+    if names_job:
         job, target = image_of(target)
     with opened(target, key, only_authentic=not trust) as (location, found):
         name = found or location.newest()

@@ -33,7 +33,10 @@ def image_to_thaw(job: ClusterJob) -> PodImage:
     check_can_resume(job)
     instead = f"`safepoint resume {job.name}` continues the job from its newest checkpoint"
     if job.image is None:
-        raise NotFoundError(f"job {job.name} has no process image; nothing was done", hint=instead)
+        raise NotFoundError(
+            f"no process image of job {job.name} is known; nothing was done",
+            hint=f"{instead}, or from an image that its pod made at a deadline",
+        )
     if not job.image.is_newer_than(job.safe_step):
         raise ConflictError(
             f"the next pod of job {job.name} would not restore {job.image.path}, because the checkpoint of step "
