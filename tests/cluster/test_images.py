@@ -90,7 +90,9 @@ def test_a_job_is_suspended_by_an_image_and_goes_on_in_another_pod(
             [workload] = team.get("workloads.kueue.x-k8s.io")["items"]
             assert workload["spec"]["active"] is False
 
-        assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
+        assert done.document["job"]["image"] == done.document["path"]
+        command = ("resume", "thaw")[number - 1]
+        assert safepoint(command, *ON, team.namespace, "tiny").code == 0
         wait(team, "tiny", has_thawed(team, number), 180)
         pods.add(uid_of_pod(team))
         wait(team, "tiny", lambda job: job["state"] == "Running")

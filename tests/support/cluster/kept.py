@@ -1,19 +1,38 @@
 """A namespace whose objects are kept in memory, in place of `ClusterApi`. It carries out changes at once."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from safepoint.errors import AccessDeniedError, NotFoundError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.objects import Object, name_of, texts, uid_of
+from safepoint.jobs.cluster.pod_archive import command_of
 from safepoint.jobs.cluster.pods.pod_fields import JOBSET_LABEL
+from safepoint.jobs.cluster.suspension import pod_requests
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError
 from tests.support.cluster.workspace import runtime
 
 JOB = "tiny"
+IMAGE_OF_POD = {
+    "name": "image-1",
+    "path": "/mnt/x/images/image-1",
+    "created": "2026-11-27T10:00:00Z",
+    "program": "python3",
+    "num_processes": 4,
+    "size_bytes": 10,
+    "memory_bytes": 20,
+    "num_pages": 3,
+    "num_stored": 2,
+    "needs": [],
+    "safe_step": 4,
+}
+"""What a pod answers of an image that it has made."""
 
 
 def trainjob(name: str = JOB, uid: str = "old", *, output: str = "pvc://ckpt/x", **labels: str) -> Any:
@@ -30,6 +49,28 @@ def trainjob(name: str = JOB, uid: str = "old", *, output: str = "pvc://ckpt/x",
             "trainer": {"numNodes": 1, "env": [{"name": "SAFEPOINT_OUTPUT_DIR", "value": output}]},
         },
     }
+
+
+def job_with_images(**labels: str) -> Any:
+    """The TrainJob of a job whose pods can make process images."""
+    job = trainjob(**labels)
+    record = {"program": ["train.py"], "settings": {"SAFEPOINT_FREEZE_AS_LAST_RESORT": "1"}}
+    job["metadata"]["annotations"]["safepoint.dev/job"] = json.dumps(record)
+    job["spec"]["trainer"]["command"] = [*command_of("/opt/safepoint", {"safepoint.pyz": b""}), "run", "train.py"]
+    return job
+
+
+def answer_with_image(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Let each program in a pod answer with `IMAGE_OF_POD`. Returns the list of their last three arguments."""
+    commands: list[list[str]] = []
+
+    def run_in_pod(api: object, pod: str, container: str, command: list[str], **_: object) -> Iterator[str]:
+        commands.append(command[-3:])
+        yield json.dumps({"waits": "the image"})
+        yield json.dumps({"image": IMAGE_OF_POD})
+
+    monkeypatch.setattr(pod_requests, "run_in_pod", run_in_pod)
+    return commands
 
 
 def running_pod(job: str = JOB, node: int = 0, **spec: Any) -> Any:
@@ -87,6 +128,9 @@ class Kept:
     def _note(self, *change: str) -> None:
         self.changes.append(" ".join(change))
         self.after(self.changes[-1])
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def check_name(self, name: str) -> None:
         """Accept every name."""

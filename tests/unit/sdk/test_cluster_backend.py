@@ -1,13 +1,19 @@
 """Tests of safepoint.sdk.cluster_backend without a cluster; tests/cluster has those with one."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.state import Observed, describe
+from safepoint.jobs.cluster.suspension import stop
+from safepoint.jobs.cluster.watches import pod_ends
+from safepoint.sdk import TrainerClient
 from safepoint.sdk.cluster_backend import ClusterBackend
 from safepoint.sdk.upstream import KubernetesBackend, types
+from tests.support.cluster.kept import JOB, Kept, answer_with_image, job_with_images, running_pod, trainjob
 
 COPY = {"metadata": {"name": "tiny-90s"}}
 
@@ -53,3 +59,61 @@ def test_a_job_is_shown_although_its_runtime_was_deleted(backend: Any) -> None:
     backend.get_runtime = get
     [job] = backend.list_jobs()
     assert job.runtime.name == "tiny-90s"
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """A namespace with a job that trains, whose pod can make images."""
+    for name in ("_OPEN_S", "_LAST_EVENTS_S"):
+        monkeypatch.setattr(pod_ends, name, 0.0)
+    monkeypatch.setattr(stop, "_LOOK_S", 0.01)
+    answer_with_image(monkeypatch)
+    return Kept(trainjobs=[job_with_images()], pods=[running_pod()])
+
+
+@pytest.fixture
+def client(namespace: Kept, backend: Any) -> TrainerClient:
+    """A client of this namespace."""
+    backend._jobs = ClusterJobs(cast("ClusterApi", namespace))
+    found = TrainerClient.__new__(TrainerClient)
+    found.backend = backend
+    return found
+
+
+IMAGE = "pvc://ckpt/x/images/image-1"
+
+
+def test_a_job_is_frozen_and_thawed(client: TrainerClient, namespace: Kept) -> None:
+    """As by the commands, which use the same methods."""
+
+    def after(change: str) -> None:
+        namespace.kept["pods"] = []
+
+    running = client.freeze_job(JOB, leave_running=True)
+    assert (running.status, running.image) == ("Running", IMAGE)
+    namespace.after = after
+    frozen = client.freeze_job(JOB)
+    assert (frozen.status, frozen.image) == ("Suspended", IMAGE)
+    assert f"it is frozen in {IMAGE}" in frozen.message
+    assert client.get_job(JOB).image == IMAGE
+    assert client.thaw_job(JOB).status != "Suspended"
+    assert namespace.kept["trainjobs"][0]["spec"]["suspend"] is False
+    with pytest.raises(RuntimeError, match="not suspended"):
+        client.thaw_job(JOB)
+
+
+def test_a_folder_for_the_image_is_refused(client: TrainerClient, namespace: Kept) -> None:
+    """The pod makes the image in the output location. Nothing is frozen."""
+    with pytest.raises(ValueError, match="folder /images has no effect on a cluster"):
+        client.freeze_job(JOB, folder="/images")
+    assert namespace.changes == []
+
+
+def test_a_job_without_images_is_refused_in_words_of_the_sdk(client: TrainerClient, namespace: Kept) -> None:
+    namespace.kept["trainjobs"] = [trainjob()]
+    with pytest.raises(NotImplementedError, match="submitted without freeze_as_last_resort"):
+        client.freeze_job(JOB)
+    namespace.kept["trainjobs"][0]["spec"]["suspend"] = True
+    namespace.kept["pods"] = []
+    with pytest.raises(RuntimeError, match="no process image of job tiny is known"):
+        client.thaw_job(JOB)

@@ -16,34 +16,20 @@ from safepoint.errors import (
 )
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
-from safepoint.jobs.cluster.pod_archive import command_of
 from safepoint.jobs.cluster.records.pod_image import IMAGE
 from safepoint.jobs.cluster.state import SAFE_STEP
 from safepoint.jobs.cluster.suspension import pod_requests, stop
 from safepoint.jobs.cluster.watches import pod_ends
-from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob, workload_of
-
-IMAGE_OF_POD = {
-    "name": "image-1",
-    "path": "/mnt/x/images/image-1",
-    "created": "2026-11-27T10:00:00Z",
-    "program": "python3",
-    "num_processes": 4,
-    "size_bytes": 10,
-    "memory_bytes": 20,
-    "num_pages": 3,
-    "num_stored": 2,
-    "needs": [],
-    "safe_step": 4,
-}
-
-
-def job_with_images(**labels: str) -> Any:
-    job = trainjob(**labels)
-    record = {"program": ["train.py"], "settings": {"SAFEPOINT_FREEZE_AS_LAST_RESORT": "1"}}
-    job["metadata"]["annotations"]["safepoint.dev/job"] = json.dumps(record)
-    job["spec"]["trainer"]["command"] = [*command_of("/opt/safepoint", {"safepoint.pyz": b""}), "run", "train.py"]
-    return job
+from tests.support.cluster.kept import (
+    IMAGE_OF_POD,
+    JOB,
+    Kept,
+    answer_with_image,
+    job_with_images,
+    running_pod,
+    trainjob,
+    workload_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -57,15 +43,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def pod(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that are run in the pod, which answers with an image."""
-    commands: list[list[str]] = []
-
-    def run_in_pod(api: object, pod: str, container: str, command: list[str], **_: object) -> Iterator[str]:
-        commands.append(command[-3:])
-        yield json.dumps({"waits": "the image"})
-        yield json.dumps({"image": IMAGE_OF_POD})
-
-    monkeypatch.setattr(pod_requests, "run_in_pod", run_in_pod)
-    return commands
+    return answer_with_image(monkeypatch)
 
 
 def jobs_of(namespace: Kept) -> ClusterJobs:
