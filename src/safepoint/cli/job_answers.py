@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from safepoint.answers.job_documents import safe_step
+from safepoint.answers.process_images import image_of
 from safepoint.cli.output import table
 from safepoint.errors import printable
 from safepoint.foundation import clock
@@ -96,6 +97,8 @@ def page(
         lines.append(f"  warning     {warning}")
     if output is not None:
         lines.append(f"  output      {output}")
+    if image := image_of(job):
+        lines.append(f"  image       {image}")
     if progress is not None:
         lines += [f"  {line}" for line in progress_lines(progress, job.state)]
     if job.exit_code is not None and not job.state.holds_slots:

@@ -19,6 +19,7 @@ from safepoint.dashboard.reading import places as places_module
 from safepoint.dashboard.settings import DashboardSettings
 from safepoint.errors import ConflictError, NotFoundError, StorageError
 from safepoint.jobs.cluster.pods.pod_summary import PodSummary
+from safepoint.jobs.cluster.records.pod_image import PodImage
 from safepoint.jobs.cluster.state import ClusterJob
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.model.job_place import LogLine
@@ -27,6 +28,7 @@ from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import OUTPUT_FOLDER, Progress, SpaceRecord, State
 from tests.support.checkpoints import commit, prepared
+from tests.support.cluster.kept import IMAGE_OF_POD
 from tests.support.dashboards import Sample, at, write_sample
 from tests.support.hostile_texts import HOSTILE, Tags
 from tests.support.patience import PATIENCE
@@ -219,6 +221,18 @@ def test_a_job_of_a_cluster_has_a_page(client: TestClient, cluster: Cluster) -> 
     assert "worker-7" in text
     for path in ("/storage", "/costs", f"/jobs/{PLACE}/tiny/suspend"):
         assert client.get(path).status_code == 200
+
+
+def test_a_job_of_a_cluster_has_a_process_image(client: TestClient, cluster: Cluster) -> None:
+    """The page says how large it is, and whether it is newer than the checkpoint; so does the page of a resume."""
+    image = PodImage(**{**IMAGE_OF_POD, "path": "pvc://data/tiny/images/image-1", "needs": ()})
+    cluster.state, cluster.fields = JobState.SUSPENDED, {"image": image, "safe_step": 4}
+    text = client.get(f"/jobs/{PLACE}/tiny").text
+    assert re.search(r"process image</dt><dd>pvc://data/tiny/images/image-1, \d+ . old, 10 B, newer than", text)
+    assert "continues from pvc://data/tiny/images/image-1" in client.get(f"/jobs/{PLACE}/tiny/resume").text
+    cluster.fields = {"image": image, "safe_step": 5}
+    assert "older than step 5" in client.get(f"/jobs/{PLACE}/tiny").text
+    assert "from its newest checkpoint, step 5" in client.get(f"/jobs/{PLACE}/tiny/resume").text
 
 
 def test_why_a_job_of_a_cluster_waits_or_failed(client: TestClient, cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from safepoint.answers.consequence import Action, consequence_of
 from safepoint.answers.freezing import FreezePlan, plan_freeze
 from safepoint.answers.job_documents import job_document
+from safepoint.answers.process_images import continues_from
 from safepoint.answers.receipts import facts_of, receipt_of
 from safepoint.dashboard.pages.checkpoint_actions import back_of_job, checks_here
 from safepoint.dashboard.pages.context import actor_of, context_of, in_thread, visitor_of
@@ -48,8 +49,10 @@ async def before(request: Request) -> Response:
         job, choice, begins, plan = one.job, None, "", None
         if action is Action.FREEZE and isinstance(job, JobRecord):
             plan = plan_freeze(job)
-        if action is Action.RESUME and isinstance(job, JobRecord) and job.can_resume:
-            if step is not None:
+        if action is Action.RESUME and job.can_resume:
+            if not isinstance(job, JobRecord):
+                begins = continues_from(job)
+            elif step is not None:
                 choice = choice_of(job, output, step)
             else:
                 begins = newest_state(job, output).why

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from safepoint.answers.consequence import Action, actions_of
 from safepoint.answers.details import details_of
+from safepoint.answers.process_images import image_of
 from safepoint.answers.situation import sentence_of
 from safepoint.dashboard.reading.places import ListedJob, PlaceReader
 from safepoint.errors import printable
@@ -56,6 +57,7 @@ class JobView:
             output of the job.
         details: what only `status` and this page show, such as the last lines of a failed job; see `details_of`.
         output: its output location; None if it is unknown.
+        image: its newest process image; None if no image is known.
         attempts: oldest first.
         events: oldest first.
         sentence: what it is doing, and why.
@@ -75,6 +77,7 @@ class JobView:
     progress: Progress | None
     details: Mapping[str, Any]
     output: str | None
+    image: str | None
     attempts: tuple[AttemptRecord, ...]
     events: tuple[JobEvent, ...]
     sentence: str
@@ -113,6 +116,7 @@ def read_job(reader: PlaceReader, name: str) -> JobView:
         progress=progress,
         details=details,
         output=output,
+        image=image_of(job),
         attempts=tuple(attempts),
         events=tuple(events),
         sentence=sentence_of(

@@ -25,6 +25,7 @@ _CONTROL_SIDE = frozenset(
         "safepoint/answers/details.py",
         "safepoint/answers/freezing.py",
         "safepoint/answers/job_documents.py",
+        "safepoint/answers/process_images.py",
         "safepoint/answers/receipts.py",
         "safepoint/answers/situation.py",
         "safepoint/cli/cluster_options.py",

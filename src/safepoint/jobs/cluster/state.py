@@ -195,6 +195,7 @@ class ClusterJob:
             **{name: getattr(self, name) for name in own},
             "receipt": receipt,
             "image": None if self.image is None else self.image.path,
+            "process_image": None if self.image is None else self.image.facts(self.safe_step),
             "planned": [*self.planned],
             "warning": self.warning,
         }

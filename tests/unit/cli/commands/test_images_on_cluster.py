@@ -11,6 +11,7 @@ from safepoint.errors import ExitCode
 from safepoint.foundation.configuration import user_file
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
+from safepoint.jobs.cluster.state import SAFE_STEP
 from safepoint.jobs.cluster.suspension import stop
 from safepoint.jobs.cluster.watches import pod_ends
 from tests.support.cluster.kept import JOB, Kept, answer_with_image, job_with_images, running_pod
@@ -98,3 +99,35 @@ def test_an_image_is_no_job_of_a_cluster(namespace: Kept) -> None:
     done = safepoint("thaw", "images/image-1")
     assert done.code == ExitCode.NOT_SUPPORTED
     assert "CRIU" in done.stderr
+
+
+def test_the_image_is_shown(frozen: Kept) -> None:
+    """When it was made, how large it is, and whether it is newer than the newest checkpoint."""
+    shown = safepoint("status", *ON, JOB)
+    assert shown.code == 0, shown.stderr
+    [line] = [line for line in shown.stdout.splitlines() if line.startswith("  image ")]
+    assert IMAGE in line
+    assert "old, 10 B, newer than every known checkpoint" in line
+    document = safepoint("status", *ON, "--json", JOB).document
+    assert document["image"] == IMAGE
+    assert document["process_image"] == {
+        "name": "image-1",
+        "path": IMAGE,
+        "created": "2026-11-27T10:00:00Z",
+        "size_bytes": 10,
+        "memory_bytes": 20,
+        "is_newest": True,
+    }
+    frozen.kept["trainjobs"][0]["metadata"]["annotations"][SAFE_STEP] = "5"
+    assert "older than step 5" in safepoint("status", *ON, JOB).stdout
+    [listed] = safepoint("list", *ON, "--json").document
+    assert listed["process_image"]["is_newest"] is False
+
+
+def test_a_job_without_an_image_shows_none(namespace: Kept) -> None:
+    namespace.kept["trainjobs"][0]["spec"]["suspend"] = True
+    namespace.kept["pods"] = []
+    shown = safepoint("status", *ON, JOB)
+    assert shown.code == 0, shown.stderr
+    assert "  image " not in shown.stdout
+    assert safepoint("status", *ON, "--json", JOB).document["process_image"] is None

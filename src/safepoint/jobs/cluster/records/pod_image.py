@@ -58,6 +58,11 @@ class PodImage:
         """Whether it is newer than the newest checkpoint that is known, which is of this step."""
         return safe_step is None or (self.safe_step is not None and safe_step <= self.safe_step)
 
+    def facts(self, safe_step: int | None) -> dict[str, Any]:
+        """What programs and people read of it, as JSON values; see `is_newer_than`."""
+        shown = ("name", "path", "created", "size_bytes", "memory_bytes")
+        return {**{name: getattr(self, name) for name in shown}, "is_newest": self.is_newer_than(safe_step)}
+
     def to_annotation(self) -> str:
         """The value of the annotation."""
         return json.dumps(asdict(self), sort_keys=True)
