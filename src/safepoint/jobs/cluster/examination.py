@@ -1,5 +1,6 @@
 """Checks whether a namespace of a cluster has what jobs need: rights, Trainer, JobSet, Kueue, runtimes, storage."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
 from safepoint.foundation.units import plural
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.checks.image_rights import why_not_in_namespace, why_not_with, why_pod_is_refused
 from safepoint.jobs.cluster.manifests import Runtime
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
 from safepoint.jobs.cluster.spec import JOB_LABEL
@@ -88,7 +90,7 @@ _PROGRAMS = (
 
 
 def examine_cluster(api: ClusterApi) -> list[Finding]:
-    """Run all checks, with about fifteen requests.
+    """Run all checks, with about twenty requests.
 
     Raises:
         TransientError: the cluster does not answer.
@@ -102,7 +104,7 @@ def examine_cluster(api: ClusterApi) -> list[Finding]:
     of_metrics = _OF_METRICS if _METRICS in groups else ()
     found += _rights(api, [*_NEEDED, *of_queues, *of_places, *of_metrics])
     if "trainer.kubeflow.org" in groups:
-        found.append(_runtimes(api))
+        found += [_runtimes(api), _images(api)]
     found.append(_storage(api))
     if "kueue.x-k8s.io" in groups:
         found += _queues(api)
@@ -201,13 +203,11 @@ def _runtimes(api: ClusterApi) -> Finding:
     check = "runtimes"
     why = "a job names a runtime, which sets the image of its pods, their grace period, and how often they restart"
     try:
-        found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
+        found = _all_runtimes(api)
     except AccessDeniedError as error:
         return Finding(
             check=check, status=Status.FAILURE, found=error.message, why=why, fix="ask for the right to list runtimes"
         )
-    # A job with --grace has its own copy of a runtime. The copy is only for this job.
-    found = [document for document in found if JOB_LABEL not in texts(document, "metadata", "labels")]
     shown = sorted(shown for document in found if (shown := _runtime(document)))
     if shown:
         return Finding(check=check, status=Status.OK, found=", ".join(shown), why=why)
@@ -227,6 +227,37 @@ def _runtime(document: Object) -> str:
         return f"{name_of(document)} (grace {runtime.grace_s} s, fails at {plural(runtime.backoff_limit, 'restart')})"
     except UsageError:
         return ""
+
+
+def _images(api: ClusterApi) -> Finding:
+    """Whether the pods of jobs can make process images, as far as that is known before a pod runs."""
+    refused = why_not_in_namespace(api)
+    if refused is None and (message := why_pod_is_refused(api)) is not None:
+        refused = f"the cluster refuses a pod with the rights that CRIU needs: {message}"
+    parts = [] if refused is None else [f"not possible: {refused}"]
+    with contextlib.suppress(AccessDeniedError):  # `_runtimes` has reported that the right is missing
+        for document in [] if parts else _all_runtimes(api):
+            if _runtime(document):
+                runtime = Runtime(document=document)
+                image = at(runtime.container, "image")
+                possible = f"possible with runtime {name_of(document)}, if its container image {image} has CRIU 4.2"
+                parts.append(why_not_with(runtime) or possible)
+    return Finding(
+        check="process images",
+        status=Status.OK,
+        found="; ".join(sorted(parts)) or "there is no runtime that trains PyTorch",
+        why="the pods of jobs with --freeze-as-last-resort make them; other jobs do not need them",
+    )
+
+
+def _all_runtimes(api: ClusterApi) -> list[Object]:
+    """The runtimes, without the copies that jobs with --grace have.
+
+    Raises:
+        AccessDeniedError: you may not list them.
+    """
+    found = api.objects("trainingruntimes") + api.objects("clustertrainingruntimes")
+    return [document for document in found if JOB_LABEL not in texts(document, "metadata", "labels")]
 
 
 def _storage(api: ClusterApi) -> Finding:

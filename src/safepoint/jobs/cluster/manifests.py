@@ -51,7 +51,7 @@ _MANAGER = f"{DOMAIN}/job"
 _MOST_SHIPPED_BYTES = (1 << 20) - (16 << 10)
 _STORAGE_RECORD_BYTES = 4 << 10
 """How many bytes of a config map with code are kept free for the storage record."""
-_RIGHTS_FOR_IMAGES: Object = {
+RIGHTS_FOR_IMAGES: Object = {
     "capabilities": {"add": ["SYS_ADMIN", "NET_ADMIN", "SYS_TIME"]},
     "seccompProfile": {"type": "Unconfined"},  # CRIU cannot suspend a filter that also applies to CRIU itself
 }
@@ -229,7 +229,7 @@ def manifests_for(
         trainer["resourcesPerNode"] = {"requests": dict(spec.resources), "limits": dict(spec.resources)}
     container: Object = {"name": at(runtime.container, "name"), "volumeMounts": mounts}
     if makes_images:
-        container["securityContext"] = _RIGHTS_FOR_IMAGES
+        container["securityContext"] = RIGHTS_FOR_IMAGES
     patch = {"volumes": volumes, "containers": [container]}
     labels = {JOB_LABEL: spec.name, **spec.labels}
     labels |= {name: text for name, text in ((QUEUE_LABEL, spec.queue), (_PRIORITY, spec.priority_class)) if text}

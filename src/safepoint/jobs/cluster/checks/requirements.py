@@ -7,6 +7,7 @@ import contextlib
 
 from safepoint.errors import AccessDeniedError, ConflictError, NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.checks.image_rights import check_may_make_images
 from safepoint.jobs.cluster.checks.values import check_pod_names, check_scaled_names, check_values
 from safepoint.jobs.cluster.manifests import KEY_VARIABLES, Manifests, Runtime, manifests_for
 from safepoint.jobs.cluster.objects import Object, at, event_time, items, name_of, texts
@@ -45,12 +46,15 @@ def manifests_of(api: ClusterApi, spec: ClusterSpec, *, asks: bool = True) -> Ma
             the job are too large to store on the cluster.
         ConflictError: the claim cannot be used, see `check_claim`.
         AccessDeniedError: the Secret has no keys.
+        UnsupportedError: the pods of the job cannot make process images, see `check_may_make_images`.
     """
     runtime = find_runtime(api, spec.runtime)
     check_claim(api, spec.settings.output_dir, spec.num_nodes)
     check_pod_names(spec.name, spec.num_nodes, str(at(runtime.replicated_job, "name")))
     check_values(spec)
     check_queue(api, spec)
+    if spec.settings.freeze_as_last_resort:
+        check_may_make_images(api, runtime, spec.patches)
     is_own_grace = spec.grace_s not in {None, runtime.grace_s}
     return manifests_for(
         spec,
