@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import typer
 
+from safepoint.cli.interruption import Interrupted
 from safepoint.cli.lazy import Invocation, LazyGroup
 from safepoint.errors import (
     AccessDeniedError,
@@ -65,6 +66,9 @@ def run_command(root: LazyGroup, arguments: Sequence[str]) -> int:
             if isinstance(error, BrokenPipeError):
                 raise
             return _report_error(error, invocation)
+    except Interrupted as interrupt:
+        message = f"interrupted by {interrupt.number.name}: {interrupt.effect}"
+        return _report(interrupt.exit_code, SafepointError(message), as_json=as_json)
     except KeyboardInterrupt:
         code = ExitCode.SIGINT
     except (BrokenPipeError, SystemExit) as error:
@@ -139,7 +143,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
         explained = SafepointError(refused.format_message().strip(), hint=f"see `{command} --help`")
     elif isinstance(error, typer.Abort):
         if isinstance(error.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from error
+            raise error.__context__ from None
         explained = SafepointError("the question was not answered; nothing was done")
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()

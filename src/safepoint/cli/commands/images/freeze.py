@@ -10,6 +10,7 @@ from safepoint.answers.job_documents import job_document
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs, options_of, refuse_on_cluster
 from safepoint.cli.commands.images.common import Json, KeyOption, document_of, location_only, opened, page_progress
 from safepoint.cli.commands.jobs import complete_job
+from safepoint.cli.interruption import undoing
 from safepoint.cli.output import print_answer
 from safepoint.cli.place import Connection
 from safepoint.errors import UsageError, printable
@@ -103,7 +104,10 @@ def freeze(
     from safepoint.transparent.images.materialise import raw_bytes
 
     place = location_only(to) if to is not None else str(images_folder(job or ""))
-    with opened(place, key, is_written=True, is_encrypting=encrypt) as (location, _):
+    with (
+        undoing("an image that was not complete is deleted, and processes that are in no complete image run on"),
+        opened(place, key, is_written=True, is_encrypting=encrypt) as (location, _),
+    ):
         progress = page_progress("storing pages", None)
         if pid is None:
             found = freeze_job(
@@ -161,8 +165,14 @@ def _freeze_on_cluster(
         shown: the options that name the cluster, for the command that the output suggests.
         as_json: see `print_answer`.
     """
+    from safepoint.jobs.local.images.image_request import HOLD_S
+
     jobs = _of_cluster(place, local)
-    job, image = jobs.freeze(name, is_running_after=leave_running)
+    with undoing(
+        "the job runs on, unless it was suspended already; its pod may still complete the image, and continues "
+        f"processes that it has stopped within {HOLD_S:g} s"
+    ):
+        job, image = jobs.freeze(name, is_running_after=leave_running)
     document = {**asdict(image), "is_running": leave_running, "job": job_document(jobs, job)}
     after = "the job runs on" if leave_running else f"the job is {job.state}"
     lines = [
@@ -245,7 +255,10 @@ def thaw(
     job = None
     if names_job:
         job, target = image_of(target)
-    with opened(target, key, only_authentic=not trust) as (location, found):
+    with (
+        undoing("unless all processes of the image were restored before, none of them runs"),
+        opened(target, key, only_authentic=not trust) as (location, found),
+    ):
         name = found or location.newest()
         manifest = location.read(name)
         progress = page_progress("restoring pages", manifest.num_pages * 4096)

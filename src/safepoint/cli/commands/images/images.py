@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from safepoint.checkpoint.local.retention import KeepBest, parse_policies
+from safepoint.cli.interruption import undoing
 from safepoint.cli.output import print_answer, table
 from safepoint.cli.place import Connection
 from safepoint.errors import ImageError, NothingValidError, StorageError, UsageError, printable
@@ -220,7 +221,11 @@ def copy(
     """
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
-    with opened(source) as (location, name), opened(location_only(target)) as (to, _):
+    with (
+        undoing("an image that was not copied completely is deleted; images that were copied before stay"),
+        opened(source) as (location, name),
+        opened(location_only(target)) as (to, _),
+    ):
         from safepoint.transparent.images.copying import check_free, needed_by
         from safepoint.transparent.images.copying import copy as copy_image
 
