@@ -143,7 +143,7 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
         explained = SafepointError(refused.format_message().strip(), hint=f"see `{command} --help`")
     elif isinstance(error, typer.Abort):
         if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
+            raise KeyboardInterrupt from error
         explained = SafepointError("the question was not answered; nothing was done")
     elif isinstance(error, OSError) and not _can_be_written():
         _forget_unwritten()

@@ -9,8 +9,8 @@ from types import FrameType
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal has interrupted the command.
+class Interrupted(BaseException):
+    """A signal has interrupted the command. It is no KeyboardInterrupt, because Typer catches that.
 
     Args:
         number: the signal.

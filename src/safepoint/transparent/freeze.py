@@ -12,8 +12,9 @@ import itertools
 import os
 import platform
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,6 +166,8 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
     stack = contextlib.ExitStack()
     running: list[int] = []
     """A pidfd of each CRIU: when one has ended, another process may get its number."""
+    is_over = threading.Event()
+    """Set when the CRIUs were killed. A signal may arrive before all of them have started."""
 
     def dump(number: int, root: int) -> Dump:
         folder = stage / part_name(number)
@@ -182,15 +185,19 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
     def started(pid: int) -> None:
         running.extend(stack.enter_context(held([pid])))
         guard.started(pid)
+        if is_over.is_set():
+            kill(running[-1:])
 
     for number in range(len(roots)):
         (stage / part_name(number)).mkdir(0o700)
     with stack, ThreadPoolExecutor(max_workers=len(roots)) as pool:
-        tasks = [pool.submit(dump, number, root) for number, root in enumerate(roots)]
+        tasks: list[Future[Dump]] = []
         try:
+            tasks += (pool.submit(dump, number, root) for number, root in enumerate(roots))
             return [task.result() for task in tasks]
         except BaseException as error:
             if not isinstance(error, Exception):  # such as Ctrl-C: the `with` block would wait for CRIU without end
                 wait(tasks, _INTERRUPTED_S)
+                is_over.set()
                 kill(running)
             raise

@@ -1,0 +1,80 @@
+"""Tests of safepoint.cli.interruption: real signals to this process."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from safepoint.cli.interruption import Interrupted, undoing
+from tests.support.commands import safepoint
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The handlers of this process are the same after each test."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_only_the_first_signal_interrupts(number: signal.Signals) -> None:
+    """Later ones do not interrupt the undoing."""
+    undone: list[str] = []
+    with pytest.raises(Interrupted) as interrupt, undoing("nothing is left"):
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            undone.append("all")
+    assert undone == ["all"]
+    assert (interrupt.value.number, interrupt.value.exit_code) == (number, 128 + number)
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with undoing("nothing is left"):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread() -> None:
+    """Only the main thread can take signals."""
+    done: list[bool] = []
+
+    def work() -> None:
+        with undoing("nothing is left"):
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_the_message_of_a_command(
+    number: signal.Signals, code: int, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer, which ends at a KeyboardInterrupt, does not hide it."""
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        with undoing("nothing is left"):
+            os.kill(os.getpid(), number)
+            signal.pause()
+
+    monkeypatch.setattr("safepoint.cli.commands.images.images.opened", interrupted)
+    done = safepoint("images", "list", "here", *options)
+    assert done.code == code
+    message = f"interrupted by {number.name}: nothing is left"
+    if options:
+        assert (done.exit_error["code"], done.exit_error["message"]) == (code, message)
+    else:
+        assert done.stderr == f"safepoint: error: {message}\n"
