@@ -24,13 +24,18 @@ def handlers() -> Iterator[None]:
 def test_only_the_first_signal_interrupts(number: signal.Signals) -> None:
     """Later ones do not interrupt the undoing."""
     undone: list[str] = []
-    with pytest.raises(Interrupted) as interrupt, undoing("nothing is left"):
+
+    @undoing("nothing is left")
+    def work() -> None:
         try:
             signal.raise_signal(number)
         finally:
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
             undone.append("all")
+
+    with pytest.raises(Interrupted) as interrupt:
+        work()
     assert undone == ["all"]
     assert (interrupt.value.number, interrupt.value.exit_code) == (number, 128 + number)
 

@@ -1,6 +1,9 @@
 """Lets processes that may be frozen write to files, and copies their output to that of this process.
 
 A frozen process keeps its files, but not a pipe or a terminal of another process. In a pod, the output is a pipe.
+
+Promises: each line is copied once, also if the processes are restored by a later command, and if a command is killed:
+the next one copies what is left. If a command is killed while it copies a block, this block may be copied twice.
 """
 
 import contextlib
@@ -10,6 +13,8 @@ import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
+
+from safepoint.foundation.files import write_atomic
 
 _NAMES = {1: "output.log", 2: "errors.log"}
 """The files, by the descriptor of this process to which they are copied."""
@@ -21,20 +26,26 @@ class OutputCopy:
     """The output and the error output of processes.
 
     Args:
-        folder: where the files are made. What they contain already is not copied.
+        folder: where the files are made. What an earlier command has copied of them is not copied once more.
     """
 
     def __init__(self, folder: Path) -> None:
         self._paths = {number: folder / name for number, name in _NAMES.items() if not is_file(number)}
-        self._offsets = {number: _size_of(path) for number, path in self._paths.items()}
+        self._offsets = {number: _copied_of(path) for number, path in self._paths.items()}
         self._is_over = threading.Event()
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def opened(self) -> Generator[dict[int, BinaryIO | None]]:
-        """New files for processes that are started, by descriptor; None where an output of this process is a file."""
-        for number, path in self._paths.items():
-            path.unlink(missing_ok=True)
-            self._offsets[number] = 0
+        """New files for processes that are started, by descriptor; None where an output of this process is a file.
+
+        What is left of the output of earlier processes is copied first.
+        """
+        with self._lock:
+            self._copy()
+            for number, path in self._paths.items():
+                path.unlink(missing_ok=True)
+                self._note(number, 0)
         with contextlib.ExitStack() as stack:
             yield {
                 number: stack.enter_context(self._paths[number].open("ab")) if number in self._paths else None
@@ -53,9 +64,11 @@ class OutputCopy:
             thread.join()
 
     def _copy_until_over(self) -> None:
-        while not self._is_over.wait(_LOOK_S):
-            self._copy()
-        self._copy()
+        is_over = False
+        while not is_over:
+            is_over = self._is_over.wait(_LOOK_S)
+            with self._lock:
+                self._copy()
 
     def _copy(self) -> None:
         for number, path in self._paths.items():
@@ -63,9 +76,13 @@ class OutputCopy:
             with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
                 file.seek(self._offsets[number])
                 while data := file.read(_BLOCK_BYTES):
-                    self._offsets[number] += len(data)
-                    while data:
-                        data = data[os.write(number, data) :]
+                    self._note(number, self._offsets[number] + os.write(number, data))
+                    file.seek(self._offsets[number])
+
+    def _note(self, number: int, offset: int) -> None:
+        self._offsets[number] = offset
+        with contextlib.suppress(OSError):
+            write_atomic(_record_of(self._paths[number]), b"%d" % offset, durable=False)
 
 
 def is_file(number: int) -> bool:
@@ -78,8 +95,18 @@ def is_file(number: int) -> bool:
     return stat.S_ISREG(status.st_mode) or is_null
 
 
-def _size_of(path: Path) -> int:
+def _record_of(path: Path) -> Path:
+    """The file that states how many bytes of an output file were copied."""
+    return path.with_name(f"{path.name}.copied")
+
+
+def _copied_of(path: Path) -> int:
+    """How many bytes of an output file an earlier command has copied; all of them if that is not known."""
     try:
-        return path.stat().st_size
+        size = path.stat().st_size
     except FileNotFoundError:
         return 0
+    with contextlib.suppress(OSError, ValueError):
+        copied = int(_record_of(path).read_bytes())
+        return copied if 0 <= copied <= size else size
+    return size

@@ -2,10 +2,14 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from safepoint.jobs.local.images.output_copy import OutputCopy, is_file
+from tests.support.patience import PATIENCE
 
 
 @contextlib.contextmanager
@@ -57,3 +61,61 @@ def test_nothing_reads_the_output_any_more(tmp_path: Path) -> None:
             assert files[1] is not None
             files[1].write(b"kept")
     assert (tmp_path / "output.log").read_bytes() == b"kept"
+
+
+def test_a_command_copies_what_a_killed_one_has_not_copied(tmp_path: Path) -> None:
+    """Each line once: of processes that are restored, and of processes that are started again."""
+    with printing() as reader:
+        copy = OutputCopy(tmp_path)
+        with copy.copying(), copy.opened() as files:
+            assert files[1] is not None
+            files[1].write(b"one\n")
+        with (tmp_path / "output.log").open("a") as file:  # the command is killed, and its processes write on
+            file.write("two\n")
+        with OutputCopy(tmp_path).copying(), (tmp_path / "output.log").open("a") as file:
+            file.write("three\n")
+        with (tmp_path / "output.log").open("a") as file:
+            file.write("four\n")
+        copy = OutputCopy(tmp_path)
+        with copy.copying(), copy.opened() as files:
+            assert files[1] is not None
+            files[1].write(b"five\n")
+        assert os.read(reader, 1000) == b"one\ntwo\nthree\nfour\nfive\n"
+    assert (tmp_path / "output.log").read_text() == "five\n"
+
+
+@pytest.mark.parametrize("record", ["", "x", "-1", "9" * 30, None])
+def test_a_record_that_is_not_valid(record: str | None, tmp_path: Path) -> None:
+    """Nothing is copied twice."""
+    (tmp_path / "output.log").write_text("before\n")
+    if record is not None:
+        (tmp_path / "output.log.copied").write_text(record)
+    with printing() as reader:
+        with OutputCopy(tmp_path).copying(), (tmp_path / "output.log").open("a") as file:
+            file.write("after\n")
+        assert os.read(reader, 1000) == b"after\n"
+
+
+def test_processes_that_are_started_again_while_output_is_copied(tmp_path: Path) -> None:
+    """As after a restore without progress. All lines of all starts are there, once and in order."""
+    num_starts, num_lines = 20, 200
+    expected = b"".join(b"%d %d\n" % (start, line) for start in range(num_starts) for line in range(num_lines))
+    with printing() as reader:
+        found: list[bytes] = []
+
+        def read() -> None:
+            while sum(map(len, found)) < len(expected):
+                found.append(os.read(reader, 1 << 16))
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        copy = OutputCopy(tmp_path)
+        with copy.copying():
+            for start in range(num_starts):
+                with copy.opened() as files:
+                    assert files[1] is not None
+                    for line in range(num_lines):
+                        files[1].write(b"%d %d\n" % (start, line))
+                        files[1].flush()
+        thread.join(30 * PATIENCE)
+        assert b"".join(found) == expected
