@@ -1,7 +1,9 @@
 """Checks whether a job makes progress after its processes were restored from an image.
 
-Restored processes may be alive but wait for ever. So only progress counts. The time limit follows from the pace of
-the job before the freeze.
+Restored processes may be alive but wait for ever, or use a processor in a loop without end. So only the job's own
+reports of progress count: of a step, an evaluation or another start of its ranks. That a save becomes durable does
+not count, because the keeper completes a save without the ranks. The time limit follows from the pace of the job
+before the freeze.
 """
 
 import os
@@ -14,8 +16,11 @@ from safepoint.progress.record import Progress, State, read_progress
 
 _LEAST_S = 60.0
 _NUM_STEPS = 10
+_NUM_PAUSES = 10
 _BUSY = 0.1
 """A job that evaluates or saves reports no step. It is stuck if it uses less than this share of a processor."""
+_REPORTED = ("state", "step", "epoch", "loss", "train_metrics", "eval_metrics", "attempt", "restart", "message")
+"""The fields of the progress that only the ranks and their launcher change."""
 
 
 def limit_after(progress: Progress | None) -> float | None:
@@ -27,6 +32,16 @@ def limit_after(progress: Progress | None) -> float | None:
     if progress is None or progress.step_s is None:
         return None
     return max(_LEAST_S, _NUM_STEPS * (progress.step_s + progress.pause_s))
+
+
+def longest_pause_after(progress: Progress | None) -> float | None:
+    """How long an evaluation or a save may take that was frozen, even if it uses a processor, in seconds.
+
+    This is ten times as long as all evaluations and saves of the attempt have taken together. None if there was none.
+    """
+    if progress is None:
+        return None
+    return _NUM_PAUSES * progress.pause_s * max(1, progress.step - (progress.resumed_step or 0)) or None
 
 
 class ThawWatch:
@@ -44,6 +59,8 @@ class ThawWatch:
         self._before = read_progress(path)
         self._is_training = not is_late and (self._before is None or self._before.state is State.TRAINING)
         self.limit_s = limit_after(self._before)
+        self._longest_s = None if is_late else longest_pause_after(self._before)
+        self._since_s = clock.monotonic_s()
         self._has_progressed = False
         self._begin()
 
@@ -56,19 +73,27 @@ class ThawWatch:
         passed_s = clock.monotonic_s() - self._begun_s
         if self._has_progressed or self.limit_s is None or passed_s < self.limit_s:
             return False
-        self._has_progressed = read_progress(self._path) != self._before
+        self._has_progressed = _reported(read_progress(self._path)) != _reported(self._before)
         if self._has_progressed:
             return False
-        if not self._is_training and _processor_time_of(self._own_processes()) - self._used_s >= _BUSY * passed_s:
-            self._begin()
-            return False
-        return True
+        if self._is_training or (
+            self._longest_s is not None and clock.monotonic_s() - self._since_s >= max(self.limit_s, self._longest_s)
+        ):
+            return True
+        if _processor_time_of(self._own_processes()) - self._used_s < _BUSY * passed_s:
+            return True
+        self._begin()
+        return False
 
     @property
     def cause(self) -> str:
         """What the job did, as a clause that can follow its name."""
-        limit = format_duration(self.limit_s or 0.0)
-        return f"made no progress within {limit} after it was restored from an image, and was ended"
+        passed = format_duration(max(self.limit_s or 0.0, clock.monotonic_s() - self._since_s))
+        return f"made no progress within {passed} after it was restored from an image, and was ended"
+
+
+def _reported(progress: Progress | None) -> list[object]:
+    return [] if progress is None else [getattr(progress, name) for name in _REPORTED]
 
 
 def _processor_time_of(pids: Iterable[int]) -> float:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,14 +17,14 @@ from safepoint.errors import ConflictError, FreezeError, NotFoundError, Safepoin
 from safepoint.foundation.files import write_atomic
 from safepoint.foundation.processes import identify
 from safepoint.jobs.local.attempt import thaw_watch
-from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after
+from safepoint.jobs.local.attempt.thaw_watch import ThawWatch, limit_after, longest_pause_after
 from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, is_job, thaw_job
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.supervisor_start import start_supervisor
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.states import JobState
-from safepoint.progress.record import PROGRESS_NAME, Progress, State
+from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State, read_progress
 from safepoint.transparent.criu.program import VARIABLE, Criu
 from safepoint.transparent.criu.tree_dump import Restored
 from safepoint.transparent.images.location import ImageLocation
@@ -274,6 +275,47 @@ def test_a_long_evaluation_is_progress_while_it_computes(tmp_path: Path, monkeyp
     assert watch.is_stuck()
     write(tmp_path, progress(state=State.EVALUATING, step=4))
     assert not watch.is_stuck()
+
+
+def test_an_evaluation_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It uses a processor, and takes ten times as long as all evaluations before."""
+    monkeypatch.setattr(thaw_watch, "_processor_time_of", lambda _: now[0])
+    now = [0.0]
+    monkeypatch.setattr(thaw_watch.clock, "monotonic_s", lambda: now[0])
+    write(tmp_path, progress(state=State.EVALUATING, step=110, resumed_step=10, pause_s=0.5))
+    watch = ThawWatch(tmp_path / PROGRESS_NAME, list[int])
+    assert longest_pause_after(read_progress(tmp_path / PROGRESS_NAME)) == 500.0
+    for now[0] in (61.0, 130.0, 499.0):
+        assert not watch.is_stuck(), now
+    now[0] = 570.0
+    assert watch.is_stuck()
+    assert "within 9 m 30 s" in watch.cause
+    late = ThawWatch(tmp_path / PROGRESS_NAME, list[int], is_late=True)
+    now[0] += 1e6
+    assert not late.is_stuck()  # the step for which it was frozen may take as long as it needs
+
+
+def test_a_first_evaluation_may_take_as_long_as_it_needs() -> None:
+    assert longest_pause_after(progress(state=State.EVALUATING)) is None
+    assert longest_pause_after(None) is None
+
+
+def test_a_loop_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that uses a processor and reports nothing; its keeper still completes a save."""
+    monkeypatch.setattr(thaw_watch, "_LEAST_S", 0.0)
+    monkeypatch.setattr(thaw_watch, "_NUM_STEPS", 0)
+    write(tmp_path, progress())
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            watch = ThawWatch(tmp_path / PROGRESS_NAME, lambda: [busy.pid])
+            write(tmp_path, progress(time="2026-11-27T10:00:00Z", safe_step=3, saves=SaveStatistics(count=4)))
+            while not thaw_watch._processor_time_of([busy.pid]):
+                assert busy.poll() is None
+            assert watch.is_stuck()
+            write(tmp_path, progress(step=4))
+            assert not watch.is_stuck()
+        finally:
+            busy.kill()
 
 
 def test_a_word_is_a_job_unless_it_is_a_folder_with_images(
