@@ -1,15 +1,21 @@
 """Process images of pods: while the job runs on, and as a suspension that another pod continues, bit for bit."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from safepoint.errors import ExitCode
-from tests.cluster.test_life import ON, submit, trains_at, wait
+from safepoint.sdk import TrainerClient
+from safepoint.sdk.upstream import KubernetesBackendConfig
+from tests.cluster.test_life import ON, status, submit, trains_at, wait
 from tests.support import criu
-from tests.support.cluster.workspace import CLAIM, QUEUE, Workspace, apply, queue_objects, with_criu
+from tests.support.cluster.workspace import CLAIM, QUEUE, RUNTIME, Workspace, apply, queue_objects, with_criu
 from tests.support.commands import Outcome, safepoint
 from tests.support.equality import assert_same_run
 from tests.support.jobs import TINY, read_events
@@ -97,6 +103,47 @@ def test_a_job_is_suspended_by_an_image_and_goes_on_in_another_pod(
         pods.add(uid_of_pod(team))
         wait(team, "tiny", lambda job: job["state"] == "Running")
     assert len(pods) == 3
+    assert_complete_and_equal(team, undisturbed)
+
+
+def test_a_pod_with_a_group_is_frozen_and_thawed_by_the_client(
+    team: Workspace, undisturbed: Callable[[int, int], Path]
+) -> None:
+    """The key of its images has mode 0440 in a pod with an `fsGroup`. Before that, a command that is interrupted
+    leaves nothing frozen."""
+    with_criu(team, securityContext={"fsGroup": 4321})
+    found = safepoint("doctor", *ON, team.namespace, "--json").document
+    [images] = [one for one in found if one["check"] == "process images"]
+    assert f"possible with runtime {RUNTIME}" in images["found"], images
+    submit(team, "tiny", "--freeze-as-last-resort", *ONE_POD, program=PROGRAM)
+    wait(team, "tiny", trains_at(4))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        command = [
+            sys.executable,
+            "-m",
+            "safepoint.cli.main",
+            "freeze",
+            *ON,
+            team.namespace,
+            "--leave-running",
+            "tiny",
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as interrupted:
+            time.sleep(3)  # it has connected to the pod, or is about to
+            interrupted.send_signal(number)
+            _, errors = interrupted.communicate(timeout=60)
+        assert interrupted.returncode == 128 + number, errors
+        assert f"interrupted by {number.name}: the job runs on" in errors
+        step = wait(team, "tiny", trains_at(1))["progress"]["step"]
+        wait(team, "tiny", trains_at(step + 2))
+    client = TrainerClient(KubernetesBackendConfig(namespace=team.namespace))
+    frozen = client.freeze_job("tiny")
+    assert frozen.status == "Suspended"
+    assert frozen.image is not None
+    assert frozen.image.startswith(f"pvc://{CLAIM}/tiny/images/image-")
+    assert status(team, "tiny")["process_image"]["is_newest"] is True
+    client.thaw_job("tiny")
+    wait(team, "tiny", has_thawed(team, 1), 180)
     assert_complete_and_equal(team, undisturbed)
 
 

@@ -224,11 +224,15 @@ def restrict(team: Workspace, *, with_tmp: bool = True) -> None:
     apply(team.cluster, [*claims, blocked, document])
 
 
-def with_criu(team: Workspace) -> None:
-    """Give the namespace a runtime whose pods have the CRIU of the tests. The claim is writable for root only."""
+def with_criu(team: Workspace, **fields: Any) -> None:
+    """Give the namespace a runtime whose pods have the CRIU of the tests, and these fields.
+
+    The claim is writable for root only.
+    """
     document = {**runtime(), "kind": "TrainingRuntime"}
     document["metadata"] = {**document["metadata"], "namespace": team.namespace}
     pod = document["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod.update(fields)
     pod["volumes"].append({"name": "criu", "hostPath": {"path": str(criu.PROGRAM.parent)}})
     mount = {"name": "criu", "mountPath": str(criu.PROGRAM.parent), "readOnly": True}
     pod["containers"][0]["volumeMounts"].append(mount)
