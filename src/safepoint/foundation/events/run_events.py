@@ -51,7 +51,7 @@ class AttemptStarted(Event):
 class CheckpointRejected(Event, is_warning=True, cause="reason"):
     """A checkpoint is not used. `reason` says why.
 
-    The checkpoint is damaged or belongs to another user, or an earlier start has passed it over.
+    The checkpoint is damaged or belongs to another user, or this start or an earlier start could not move it aside.
     """
 
     path: str
