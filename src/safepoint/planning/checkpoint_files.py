@@ -28,8 +28,8 @@ from safepoint.snapshot.images.torch_archive import lay_out as lay_out_archive
 
 _MAX_SHARD_BYTES = 50 * 10**9
 """`save_pretrained` begins a new file after this size (Transformers 5)."""
-# In a state dict, each tensor has a pickle of its own, with the names of all its classes. In the state of an optimizer,
-# all tensors are in one pickle. It has each name once.
+# In a state dict, each tensor has a pickle of its own, with the names of all its classes. In the state of an
+# optimizer, all tensors are in one pickle. It has each name once.
 _TENSOR_PICKLE_BYTES = 157
 _STATE_PICKLE_BYTES = 78
 _PICKLE_BYTES = 320
