@@ -336,7 +336,8 @@ class Failed(Event, is_quiet=True, cause="reason"):
 
     `rank` is the rank whose failure ended the other ranks; None if no rank failed. `error` is the script's exception.
     If the ranks restart after the failure, `exit_code` is the code of the rank, or the negative number of the signal
-    that killed the rank. At the end of the run, `exit_code` is the exit code of `safepoint run`.
+    that killed the rank. At the end of the run, `exit_code` is the exit code of `safepoint run`,
+    or of the program if there is no launcher.
     """
 
     rank: int | None
@@ -360,14 +361,15 @@ class Restarted(Event, is_warning=True, cause="reason"):
 
 
 class StepAbandoned(Event, is_warning=True, cause="reason"):
-    """A step would have missed the deadline; the newest snapshot in memory, if any, was committed instead."""
+    """A step would have missed the deadline. `snapshot_step` is the snapshot that was committed instead, or None."""
 
     step: int
     snapshot_step: int | None
     reason: str
 
     def _sentence(self) -> str:
-        instead = "there was no snapshot" if self.snapshot_step is None else f"step {self.snapshot_step} is committed"
+        step = self.snapshot_step
+        instead = "no snapshot was committed" if step is None else f"step {step} is committed"
         return f"step {self.step} is given up: {self.reason}; {instead}"
 
 
@@ -488,7 +490,8 @@ class FinalMissing(Event, is_warning=True):
     def _sentence(self) -> str:
         again = "run the same command again"
         if self.checkpoint is not None:
-            again = f"create it with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
+            export = f"safepoint checkpoints export {self.checkpoint} {self.location}"
+            again = f"create the model with `{export}`, or {again}"
         return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved; {again}"
 
 
