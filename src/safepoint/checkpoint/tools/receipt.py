@@ -43,7 +43,7 @@ def check_checkpoint(
     Args:
         location: the output location.
         step: the step of the checkpoint.
-        deep: whether to read the files of a folder.
+        deep: for a location that is a folder: whether to read all files of the checkpoint.
         progress: called with bytes read so far and bytes in all.
 
     Raises:
