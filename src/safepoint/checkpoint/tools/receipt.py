@@ -25,7 +25,8 @@ class CheckpointReceipt:
         name: its folder in the output location.
         digest: the digest of the checkpoint's manifest, which has the digests of all files.
         size_bytes: the size of all files of the checkpoint.
-        is_read: whether all files were read and compared with their digests. If not, only their sizes were compared.
+        is_read: whether all files were read and compared with their digests. If not, only their names and sizes were
+            compared.
     """
 
     step: int
