@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -179,6 +180,9 @@ def measure(options: argparse.Namespace) -> None:
             for name in names:
                 folder = Path(temporary) / f"{number}-{list(commands).index(name)}-{os.getpid()}"
                 one = run_job(commands[name], folder, moments, options)
+                if options.logs is not None:
+                    options.logs.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(folder / "log.txt", options.logs / f"{folder.name}.txt")
                 merge(found[name], one)
                 print(f"   job {number + 1} under {name}: {one.again['stepped_s']}", file=sys.stderr)
     place = f"on {options.device}, over {options.backend or 'the usual backend'}"
