@@ -102,13 +102,14 @@ def dump_with_stock_criu(pid: int, raw: Path) -> None:
 def freeze(pid: int, folder: Path, title: str, *words: str) -> None:
     found, seconds = safepoint("freeze", "--pid", pid, "--to", folder, *words)
     pages, stored = found["num_pages"], found["num_stored"]
+    zero = sum(one.num_zero for one in ImageLocation(folder).read(found["name"]).page_files)
     report(
         title,
         stopped_s=found["frozen_s"],
         command_s=seconds,
         staged_in=found["staged_in"],
         pages=pages,
-        zero=found["num_zero"],
+        zero=zero,
         stored=stored,
         stored_share=stored / pages,
         memory_bytes=found["memory_bytes"],
