@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MOST_FILES = 200
-"""How many files of a project are searched."""
+"""At most this many files of a project are searched."""
 _MOST_BYTES = 4 << 20
 
 
@@ -116,7 +116,7 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
     """The imports that are executed when a module is imported, including those in `if`, `try` and `with`.
 
-    Imports for type checkers and imports in `except` blocks are left out.
+    Left out are relative imports, imports for type checkers, and imports in all other blocks, such as `except`.
     """
     for statement in statements:
         match statement:

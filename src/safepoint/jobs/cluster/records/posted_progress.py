@@ -25,8 +25,8 @@ from safepoint.progress.trainer_status import (
 def progress_of(job: Object, state: JobState) -> Progress | None:
     """The progress of a job; None if the cluster has no progress of the job.
 
-    There are two ways. Either the pods post the progress to the status server of Kubeflow Trainer. Or OpenShift AI's
-    controller reads the progress from the pods, and writes it into an annotation of the job.
+    The progress is in one of two places: in the status of the job, if the pods post to Kubeflow Trainer's status
+    server; or in an annotation of the job, if OpenShift AI's controller reads the progress from the pods.
     """
     status = at(job, "status", "trainerStatus")
     if status is not None:
