@@ -184,7 +184,9 @@ def measure(options: argparse.Namespace) -> None:
                     options.logs.mkdir(parents=True, exist_ok=True)
                     shutil.copy(folder / "log.txt", options.logs / f"{folder.name}.txt")
                 merge(found[name], one)
-                print(f"   job {number + 1} under {name}: {one.again['stepped_s']}", file=sys.stderr)
+                # Also if the benchmark is stopped before its end.
+                phases = {"first": one.first, "again": one.again, "start_timed": one.own}
+                print(f"   job {number + 1} under {name}: {json.dumps(phases)}", file=sys.stderr)
     place = f"on {options.device}, over {options.backend or 'the usual backend'}"
     print(f"   {options.ranks} ranks {place}, {options.state_mb} MB of state, steps of {options.step_ms:g} ms")
     table("from the start of the command, median (minimum) in s", {n: one.first for n, one in found.items()})
