@@ -223,7 +223,8 @@ def _model_files(training: Training) -> list[Group]:
     ]
     if training.strategy in {Strategy.FSDP, Strategy.ZERO3}:
         return configurations
-    # FSDP and DeepSpeed pass the Trainer a dictionary in which each name has a tensor of its own.
+    # With FSDP and DeepSpeed, the Trainer gets a state dict in which tied weights are separate tensors, so the file
+    # contains a tied weight once for each of its names.
     is_handed = training.strategy is Strategy.FSDP_FULL or training.strategy.is_zero
     tensors = training.tensors_saved() if is_handed else training.tensors
     return [
@@ -346,7 +347,7 @@ def _dcp(
         rest = whole - part * (holders - 1)
         if rest not in lone:
             lone[rest] = _lone_bytes(rest)
-        # A tensor without dimensions is written by one rank; the ranks take turns.
+        # Only one rank writes a tensor without dimensions. These tensors are distributed evenly over the ranks.
         largest += lone[part] if sizes else -(-lone[part] // num_ranks)
         total += lone[part] * (holders - 1) + lone[rest]
         keys += _DCP_KEY_BYTES + 2 * len(name) + _DCP_SHARD_BYTES * holders

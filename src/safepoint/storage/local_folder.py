@@ -145,7 +145,7 @@ class LocalStore:
         condition: Condition | None = None,
         fence: Callable[[], None] | None = None,
     ) -> str:
-        """Create or replace an object durably, and return its version. `fill` writes its content to a descriptor."""
+        """Create or replace an object durably, and return its version. `fill` writes the content of the object."""
         path = self._path(key)
         with _translating(path):
             # `replace_file` is not used: the fence and the condition are checked between the write and the rename.
@@ -191,15 +191,15 @@ class LocalStore:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 return
-            remains = path.parent
+            parent = path.parent
             with contextlib.suppress(OSError):  # keep a folder that holds other objects
-                while remains != self._root:
-                    remains.rmdir()
-                    remains = remains.parent
-            # If the folder `remains` does not exist, another process has deleted this folder, because the folder was
-            # empty. The other process also makes the deletion durable.
+                while parent != self._root:
+                    parent.rmdir()
+                    parent = parent.parent
+            # If this folder does not exist, it was empty, and another process has deleted it. The other process also
+            # makes the deletion durable.
             with contextlib.suppress(FileNotFoundError):
-                files.fsync_folder(remains)
+                files.fsync_folder(parent)
 
     def sweep(
         self,

@@ -51,7 +51,8 @@ class AttemptStarted(Event):
 class CheckpointRejected(Event, is_warning=True, cause="reason"):
     """A checkpoint is not used. `reason` says why.
 
-    The checkpoint is damaged or belongs to another user, or this start or an earlier start could not move it aside.
+    The checkpoint is damaged, is incomplete, belongs to another user, or could not be moved aside by this start or an
+    earlier one.
     """
 
     path: str
@@ -331,9 +332,11 @@ class PruneFailed(Event, is_warning=True, cause="reason"):
 
 
 class Failed(Event, is_quiet=True, cause="reason"):
-    """A rank, or all of a launcher's ranks, ended with an error; `rank` is None if no rank caused the error.
+    """The training failed on a node.
 
-    If a signal killed the rank, `exit_code` is the negative number of the signal. `error` is the script's exception.
+    `rank` is the rank whose failure ended the other ranks; None if no rank failed. `error` is the script's exception.
+    If the ranks restart after the failure, `exit_code` is the code of the rank, or the negative number of the signal
+    that killed the rank. At the end of the run, `exit_code` is the exit code of `safepoint run`.
     """
 
     rank: int | None
@@ -454,8 +457,8 @@ class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
 class UploadUnfinished(Event, is_warning=True):
     """The run has ended, and some of the files that it had to upload are not in the object store.
 
-    If `newest_only`, the run had to upload only the newest checkpoint. If not, it had to upload all checkpoints, the
-    final model and the other files of the output folder.
+    If `newest_only`, the run had to upload only the newest checkpoint. If not, it had to upload the newest
+    checkpoint, older checkpoints that are not periodic, the final model and the other files of the output folder.
     """
 
     location: str

@@ -5,7 +5,7 @@ from safepoint.foundation.units import format_bytes, format_duration, plural
 
 
 class SpaceLow(Event, is_warning=True):
-    """A folder soon has no more room for a save.
+    """A folder has no room for a save, or will soon have no room.
 
     `place` says which folder it is: the output folder, the local folder or the temporary folder. `limit` is what
     limits the free space: `disk`, `inodes`, `eviction` (the node's threshold) or `size_limit` (of a volume).

@@ -320,7 +320,7 @@ class ClusterJobs:
         Args:
             name: the job.
             rank: yield the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
-            node: yield only the output of this node; None yields the output of all nodes.
+            node: without `rank`: yield only the output of this node; None yields the output of all nodes.
             follow: continue with new lines, until the job has stopped.
             last_bytes: without `follow`: yield only the end of each container's output, about this many bytes.
 

@@ -74,7 +74,7 @@ def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode
         )
     if len(code) > MOST_BYTES:
         raise UsageError(
-            f"the job's code has {len(code):,} bytes, and {MOST_BYTES:,} are sent at most; nothing was submitted",
+            f"the job's code has {len(code):,} bytes, and the limit is {MOST_BYTES:,}; nothing was submitted",
             hint="move data out of the folder of --code, or put the code into the image",
         )
     digest = hashlib.sha256(code).hexdigest()

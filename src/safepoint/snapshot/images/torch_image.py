@@ -295,9 +295,9 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller gives this guarantee: if an object was also passed in the last call, its
-                tensors are still the same. The objects are `value` and, if `value` is a dictionary, each value in
-                the dictionary.
+            trusts: if True, the caller guarantees something about dictionaries that were also passed in the last
+                call: nothing in them has changed, except the content of tensors. Their last pickle may then be used
+                again without a comparison. This applies to `value` and to each dictionary that is a value in it.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.

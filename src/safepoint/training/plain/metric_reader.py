@@ -25,8 +25,8 @@ class MetricReader:
         left out.
 
         Args:
-            metrics: the metrics by name. Numbers and real tensors of one element are read. Everything else, such as
-                a flag, is left out.
+            metrics: the metrics by name. Numbers and tensors of one element are read. Complex tensors, and everything
+                else, such as a flag, are left out.
             is_last: whether to wait for the values of this call.
         """
         known: dict[str, float] = {}

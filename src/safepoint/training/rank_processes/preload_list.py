@@ -1,4 +1,4 @@
-"""Which packages a program will import, read from its source without executing it.
+"""Finds the packages that a program will import. The source files of the program are read, but not executed.
 
 The list has only installed packages (in site-packages). These packages change rarely, and each start of ranks checks
 whether a file of these packages has changed. Files of the project are searched for further imports, but are never
@@ -41,7 +41,7 @@ class Wanted:
 
 
 def installed_folders() -> tuple[str, ...]:
-    """The folders in which installed packages are, without links in their paths."""
+    """The folders that contain installed packages, as absolute paths in which links are resolved."""
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     if site.ENABLE_USER_SITE:
         folders.add(site.getusersitepackages())
@@ -114,7 +114,7 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
 
 
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
-    """The imports that are executed when a module is imported, including those in `if`, `try` and `with`.
+    """The imports that Python may execute when it loads a module, including those in `if`, `try` and `with`.
 
     Left out are relative imports, imports for type checkers, and imports in all other blocks, such as `except`.
     """

@@ -63,7 +63,7 @@ def freeze(
 
     All processes of a job are stopped at the same moment, on all nodes. Without --leave-running, the job is then
     suspended: `safepoint thaw` continues the job in the middle of a step. `safepoint resume` does the same if the
-    image can be used and is newer than all checkpoints; otherwise it continues from the newest checkpoint.
+    image can be used and is newer than all checkpoints. Otherwise the job continues from its newest checkpoint.
 
     The image holds the memory of the processes, with all passwords in it. If the image is in a folder, only root can
     read the image. It is authenticated with your own key, or with the key in --key, so that `safepoint thaw` detects
