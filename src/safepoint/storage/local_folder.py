@@ -179,8 +179,8 @@ class LocalStore:
                         hint="another run writes to the same location; stop one of the two runs",
                     )
             working.rename(path)
-            # `fsync` takes the descriptor, not the path: by now, another process may have deleted the object. If the
-            # folder is then empty, the other process deletes the folder, too.
+            # After the rename, another process may delete the object, and then the empty folder. The path would not
+            # exist any more, so `fsync` gets the descriptor.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -268,7 +268,8 @@ def _create_working(path: Path) -> Path:
             working.touch(exist_ok=False)
         except FileNotFoundError:
             continue
-        except FileExistsError:  # `mkdir` also raises this error if the folder was deleted meanwhile
+        except FileExistsError:
+            # `mkdir` also raises this error if another process deletes an existing folder during the call.
             if path.parent.exists() and not path.parent.is_dir():
                 raise
         else:
@@ -327,8 +328,8 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
     if folder not in _held:
         _held.add(folder)
         _log.warning(
-            "another process does not release the lock of %s; files are written there without a lock, so let no "
-            "other run write to this folder",
+            "another process does not release the lock of %s; files are written there without a lock: "
+            "make sure that no other run writes to this folder",
             printable(str(folder)),
         )
 

@@ -401,7 +401,8 @@ class ClusterJobs:
         Raises:
             UsageError: the pods would not share the output location, their names would be too long, or the new
                 TrainJob would be too large.
-            ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
+            ConflictError: Safepoint did not submit the job, the job has ended or is being deleted, or the claim is
+                not ReadWriteMany.
             AccessDeniedError: you may not stop the job, see `check_may_stop`.
             WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
         """

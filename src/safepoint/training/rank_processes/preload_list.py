@@ -116,7 +116,8 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
     """The imports that Python may execute when it loads a module, including those in `if`, `try` and `with`.
 
-    Left out are relative imports, imports for type checkers, and imports in all other blocks, such as `except`.
+    Three kinds of imports are left out: relative imports; imports in an `if TYPE_CHECKING` statement, or in its
+    `else`; and imports in all other blocks, such as `except`.
     """
     for statement in statements:
         match statement:

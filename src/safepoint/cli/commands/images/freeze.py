@@ -119,10 +119,11 @@ def freeze(
         "is_running": leave_running,
         "staged_in": "memory" if found.is_in_memory else "disk",
     }
-    after = "still running" if leave_running else "then ended"
+    after = "still running" if leave_running else "ended after the freeze"
     lines = [
         f"{location.where(manifest.name)}: {plural(num_processes, 'process')} with "
-        f"{format_bytes(raw_bytes(manifest))} of memory, stored in {format_bytes(manifest.size_bytes)}; {after}",
+        f"{format_bytes(raw_bytes(manifest))} of memory, {after}; size of the image: "
+        f"{format_bytes(manifest.size_bytes)}",
         f"frozen for {format_duration(found.frozen_s)}; raw pages were written to {document['staged_in']} first",
     ]
     if manifest.sources:
