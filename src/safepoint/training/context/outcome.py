@@ -226,7 +226,8 @@ class Outcome:
 
         Called if SIGTERM arrives outside a training.
 
-        If a process image will be made instead of a save, the process does not end.
+        The method does nothing if three conditions hold: the run has not ended yet, its last step is not saved, and a
+        process image of the process will be made.
         """
         if not self.is_saved and self.interrupted is None and reserved_s(self._folder) > 0:
             return
