@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import signal
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable
@@ -84,9 +83,9 @@ def _run(work: Callable[[], None], parent: int) -> NoReturn:
         if os.getppid() == parent:
             work()
             code = 0
-    except Exception:
+    except BaseException:
         traceback.print_exc()
-        sys.stderr.flush()
+        raise
     finally:
         os._exit(code)
 
