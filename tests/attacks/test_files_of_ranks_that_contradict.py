@@ -199,7 +199,9 @@ def test_a_named_checkpoint_is_refused(output: OutputFolder) -> None:
     assert output.steps() == [20, 10]
 
 
-@pytest.mark.parametrize("broken", [{"position": 5}, {"position": {"epoch": -1}}, {}, 5, {"position": {}, "step": []}])
+@pytest.mark.parametrize(
+    "broken", [{"position": 5}, {"position": {"epoch": -1}}, {}, 5, {"position": {}, "step": []}]
+)
 def test_a_file_without_a_position_is_refused_by_all(output: OutputFolder, broken: Any) -> None:
     write(output, 20, _at(1, 5), broken)
     found, _ = resume(output, of(in_session))
