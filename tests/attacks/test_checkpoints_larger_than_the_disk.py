@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.remote import fetch
 from safepoint.errors import ExitCode, NoRoomError
 from safepoint.foundation.events.run_events import CheckpointRejected

@@ -1,7 +1,8 @@
-"""A checkpoint in which the files of two ranks contradict each other: the work that is due, or the position in the data.
+"""A checkpoint in which the files of two ranks contradict each other.
 
-One rank would begin an evaluation, or end an epoch, and the others would train on: the ranks would wait for each other
-until a time limit, in each start, and no message would name the checkpoint.
+They differ in the work that is due, or in the position in the data. One rank would begin an evaluation, or end an
+epoch, and the others would train on: the ranks would wait for each other until a time limit, in each start, and no
+message would name the checkpoint.
 """
 
 from collections.abc import Callable, Sequence
