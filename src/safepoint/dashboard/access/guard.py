@@ -199,9 +199,8 @@ class Guard:
             is_own = site in {None, "same-origin", "none"} or is_link
         scheme, _, host = (origin or "").partition("://")
         # Without TLS, a proxy may answer the browser with TLS, so both schemes are possible.
-        is_same = scheme in ({"https"} if self._settings.has_tls else {"http", "https"}) and host == found.get(
-            b"host"
-        )
+        schemes = {"https"} if self._settings.has_tls else {"http", "https"}
+        is_same = scheme in schemes and host == found.get(b"host")
         if not is_own or (origin is not None and not is_same):
             raise Refusal(
                 403,
