@@ -1,4 +1,4 @@
-"""A checkpoint has a raw pickle with the name of a file of weights: other programs would unpickle it after an export."""
+"""A checkpoint has a raw pickle with the name of a file of weights: other programs would unpickle it in an export."""
 
 import io
 import logging
