@@ -215,7 +215,7 @@ class Outcome:
                 self._progress.became_durable(step)
             interrupted = self.interrupt(
                 is_saved=step is not None,
-                reason="no snapshot was complete",
+                reason="no snapshot was committed",
                 uploads_failed=self._uploads.stop_reason is not None,
             )
             self._uploads.finish(newest_only=True)

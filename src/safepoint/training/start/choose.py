@@ -34,7 +34,6 @@ from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import (
     CheckpointRejected,
-    Fetched,
     NewerForeign,
     Resumed,
     ResumedFromForeign,
@@ -42,6 +41,7 @@ from safepoint.foundation.events.run_events import (
     SetAside,
 )
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import Fetched
 from safepoint.foundation.units import plural
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.store import Store
