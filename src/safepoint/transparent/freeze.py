@@ -107,7 +107,7 @@ def freeze_trees(
             processes = stopped.values()
             try:
                 refuse_connecting(stopped)
-                dumps = _dump(criu, roots, stage.folder, image, guard)
+                dumps = _dump(criu, roots, stage.pages, image, guard)
                 for root, dump in zip(roots, dumps, strict=True):
                     carry((carried or {}).get(root, ()), dump.folder)
                 if is_running_after:
@@ -161,7 +161,7 @@ def _refuse_overlap(trees: Mapping[int, Sequence[int]]) -> None:
                 )
 
 
-def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard: Guard) -> list[Dump]:
+def _dump(criu: Criu, roots: Sequence[int], pages: Path, image: NewImage, guard: Guard) -> list[Dump]:
     """Dump all trees at once. If a dump fails, wait for the others, because each dump restores its processes."""
     stack = contextlib.ExitStack()
     running: list[int] = []
@@ -170,7 +170,7 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
     """Set when the CRIUs were killed. A signal may arrive before all of them have started."""
 
     def dump(number: int, root: int) -> Dump:
-        folder = stage / part_name(number)
+        folder = pages / part_name(number)
         log = image.working.parent / LOG_NAME.format(number)
         log.unlink(missing_ok=True)
         program, session = name_of(root), tree_dump.is_outside_led(root)
@@ -189,7 +189,7 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
             kill(running[-1:])
 
     for number in range(len(roots)):
-        (stage / part_name(number)).mkdir(0o700)
+        (pages / part_name(number)).mkdir(0o700)
     with stack, ThreadPoolExecutor(max_workers=len(roots)) as pool:
         tasks: list[Future[Dump]] = []
         try:

@@ -207,6 +207,6 @@ def test_a_running_job_is_not_thawed(pod: list[list[str]]) -> None:
 def test_a_job_with_images_does_not_get_more_pods() -> None:
     claim = {"metadata": {"name": "ckpt"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
     namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()], persistentvolumeclaims=[claim])
-    with pytest.raises(UnsupportedError, match="restored pods have other addresses"):
+    with pytest.raises(UnsupportedError, match="restored pods have new addresses"):
         jobs_of(namespace).scale(JOB, 2)
     assert namespace.changes == []
