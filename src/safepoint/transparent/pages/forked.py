@@ -80,6 +80,7 @@ def _run(work: Callable[[], None], parent: int) -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler is for the process that undoes the command
         if os.getppid() == parent:
             work()
             code = 0
