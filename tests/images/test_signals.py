@@ -39,6 +39,14 @@ exit $code
 """
 
 
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Commands get SIGINT, also if a shell ignores it for tests in the background."""
+    shell = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, shell)
+
+
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     deadline_s = time.monotonic() + 60 * PATIENCE
     while not path.exists():

@@ -1,6 +1,5 @@
 """Tests of safepoint.cli.interruption: real signals to this process."""
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,10 +13,12 @@ from tests.support.commands import safepoint
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """The handlers of this process are the same after each test."""
+    """The handlers of this process are the same after each test. A shell ignores SIGINT for tests in the background."""
+    shell = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    signal.signal(signal.SIGINT, shell)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -72,8 +73,7 @@ def test_the_message_of_a_command(
 
     def interrupted(*_: Any, **__: Any) -> Any:
         with undoing("nothing is left"):
-            os.kill(os.getpid(), number)
-            signal.pause()
+            signal.raise_signal(number)
 
     monkeypatch.setattr("safepoint.cli.commands.images.images.opened", interrupted)
     done = safepoint("images", "list", "here", *options)

@@ -79,7 +79,7 @@ def patch(pod: dict[str, Any]) -> Any:
         ({}, False),
     ],
 )
-def test_a_namespace_with_a_security_standard(labels: dict[str, str], is_refused: bool) -> None:
+def test_a_namespace_with_a_security_standard(labels: dict[str, Any], is_refused: bool) -> None:
     why = why_not_in_namespace(Namespace(**labels).api)
     assert (why is not None) is is_refused
     if why is not None:
