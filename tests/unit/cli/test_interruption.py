@@ -13,7 +13,7 @@ from tests.support.commands import safepoint
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """The handlers of this process are the same after each test. A shell ignores SIGINT for tests in the background."""
+    """The handlers of this process stay. A shell ignores SIGINT for tests in the background."""
     shell = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
