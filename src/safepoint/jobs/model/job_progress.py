@@ -56,8 +56,8 @@ def absolute_location(output: str, working_dir: str) -> str:
 def risk_of_suspending(job: Job, progress: Progress | None) -> str | None:
     """A warning when a save may not fit into the grace period.
 
-    None if a save fits, if the duration of a save is unknown, or if the job does not run. The time limit of
-    a save is the grace period minus `margin_s`, because the save must end before the platform's SIGKILL.
+    None if a save fits, if the duration of a save is unknown, or if the job does not run. The time limit of a
+    save is the grace period minus `margin_s`, because the save must end before the platform's SIGKILL.
     """
     settings = job.settings
     if not job.state.holds_slots or progress is None or progress.state.is_end:
