@@ -136,8 +136,8 @@ def written_once(args: Any) -> contextlib.AbstractContextManager[None]:
     """Set `save_on_each_node` to False during a training, so that one rank writes each file of a checkpoint.
 
     If the setting were True, each node would write files with the same names but different content, because the
-    Trainer records its rank in some files. After the training, the script's value is in effect again. If this value is
-    True, each node writes the files that the script itself saves.
+    Trainer records its rank in some files. After the training, the script's value is in effect again. If this value
+    is True, each node writes the files that the script itself saves.
     """
     if args.save_on_each_node:
         _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")
