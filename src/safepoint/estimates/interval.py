@@ -116,8 +116,8 @@ class SaveTimes:
             value = getattr(self, name)
             if value is not None and value < self.stall_s:
                 raise ValueError(
-                    f"{name} is {value!r}, and less than stall_s, which is {self.stall_s!r}: both are measured "
-                    "from the beginning of a save, and training waits at most until the save is done"
+                    f"{name} is {value!r}, and stall_s is {self.stall_s!r}: {name} must not be less than stall_s. "
+                    "Both times begin with the save, and training waits at most until the save is done"
                 )
         if self.snapshot_every_s == 0:
             raise ValueError("snapshot_every_s is 0: give the seconds between two snapshots, or None")

@@ -187,7 +187,7 @@ def thaw(
     connection: Connection = None,
     as_json: Json = False,
 ) -> None:
-    """Restore the processes of a job or of an image; they continue where they were frozen.
+    """Restore the frozen processes of a job or of an image, and let them continue.
 
     If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
 
