@@ -4,6 +4,7 @@ A tensor of some bytes may state any number of elements. A function that copies 
 """
 
 import pickle
+import re
 import struct
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_memory_behind_a_storage(content: bytes, tmp_path: Path) -> None:
     """torch before 2.10 reads and writes it. Later releases refuse the file, but not before the storage is made."""
     with pytest.raises(CheckpointError) as caught:
         load_data(write(tmp_path / "state.pt", content))
-    assert str(caught.value.__cause__).rpartition(": ")[2].startswith(("a storage is larger", "the pickle sets an item"))
+    assert re.search("a storage is larger than its record|the pickle sets an item", str(caught.value.__cause__))
 
 
 def test_a_quantized_tensor_without_a_scale(tmp_path: Path) -> None:
