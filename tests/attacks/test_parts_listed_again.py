@@ -1,7 +1,7 @@
 """Metadata of DCP that list a part of a tensor many times, or not at all.
 
-DCP reads a part as often as the metadata list it: some megabytes of metadata can keep a start busy for days. If a part
-is missing, DCP leaves the tensor as it is, and the training would continue with initial weights.
+DCP reads a part as often as the metadata list it: some megabytes of metadata can keep a start busy for days. If a
+part is missing, DCP leaves the tensor as it is, and the training would continue with initial weights.
 """
 
 import copy
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from safepoint.errors import CheckpointError
 from safepoint.training.state.data_only import only_data
@@ -51,13 +52,13 @@ def _below_zero(of: TensorStorageMetadata, _: Any) -> None:
 def _load(folder: Path) -> torch.Tensor:
     state = {"weight": torch.zeros(64)}
     with only_data(folder):
-        dcp.load(state, checkpoint_id=str(folder))
+        load(state, checkpoint_id=str(folder))
     return state["weight"]
 
 
 @pytest.mark.parametrize("change", [_again, _at_one_place, _none, _a_piece, _of_another_kind, _below_zero])
 def test_it_is_refused(change: Callable[[TensorStorageMetadata, Any], None], tmp_path: Path) -> None:
-    dcp.save({"weight": torch.ones(64)}, checkpoint_id=str(tmp_path))
+    save({"weight": torch.ones(64)}, checkpoint_id=str(tmp_path))
     assert _load(tmp_path).sum() == 64
     path = tmp_path / ".metadata"
     found = copy.deepcopy(pickle.loads(path.read_bytes()))
@@ -69,8 +70,8 @@ def test_it_is_refused(change: Callable[[TensorStorageMetadata, Any], None], tmp
 
 def test_empty_tensors_and_single_numbers(tmp_path: Path) -> None:
     saved = {"empty": torch.ones(0, 3), "one": torch.tensor(2.0), "text": "a"}
-    dcp.save(saved, checkpoint_id=str(tmp_path))
+    save(saved, checkpoint_id=str(tmp_path))
     state = {"empty": torch.zeros(0, 3), "one": torch.tensor(0.0), "text": ""}
     with only_data(tmp_path):
-        dcp.load(state, checkpoint_id=str(tmp_path))
+        load(state, checkpoint_id=str(tmp_path))
     assert (state["one"], state["text"]) == (2.0, "a")

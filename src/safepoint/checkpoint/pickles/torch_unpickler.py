@@ -64,14 +64,10 @@ _NOT_CALLED = {
     )
 }
 """Types that `torch.save` names but does not call. A call with a size returns memory that is not initialised."""
+_REBUILDING: Any = cast("Any", torch)._utils
 _COMPUTING = {
-    id(function)
-    for function in (
-        torch._utils._rebuild_sparse_tensor,
-        torch._utils._rebuild_nested_tensor,
-        torch._utils._rebuild_qtensor,
-        torch._utils._rebuild_device_tensor_from_cpu_tensor,
-    )
+    id(getattr(_REBUILDING, f"_rebuild_{name}"))
+    for name in ("sparse_tensor", "nested_tensor", "qtensor", "device_tensor_from_cpu_tensor")
 }
 """Functions that copy or compare all elements of the tensors among their arguments, before the loaded value can be
 checked."""
@@ -141,7 +137,7 @@ class CheckedUnpickler(restricted.Unpickler):
             self._check_target(stack[-3])
             self._keys.check(stack[-2])
         elif code == pickle.SETITEMS[0]:
-            self._check_target(self.metastack[-1][-1])
+            self._check_target(cast("Any", self.metastack)[-1][-1])
             for key in stack[::2]:
                 self._keys.check(key)
         elif code == pickle.BINPERSID[0]:
@@ -157,7 +153,8 @@ class CheckedUnpickler(restricted.Unpickler):
 
     def _check_target(self, target: Any) -> None:
         if type(target) not in _WITH_ITEMS:
-            raise pickle.UnpicklingError(f"the pickle sets an item of a {type(target).__name__}, which is not allowed")
+            kind = type(target).__name__
+            raise pickle.UnpicklingError(f"the pickle sets an item of a {kind}, which is not allowed")
 
     def _check_storage(self, identity: Any) -> None:
         """Refuse a storage that is larger than its record in the archive."""
@@ -198,7 +195,9 @@ class CheckedUnpickler(restricted.Unpickler):
         torch writes tensors, numbers, and tuples of these. It would make a tensor of a list or of a nested tuple, and
         one list may be in many places.
         """
-        parts = [part for value in values for part in (value if type(value) is tuple else (value,))]
+        parts: list[Any] = []
+        for value in values:
+            parts += cast("tuple[Any, ...]", value) if type(value) is tuple else (value,)
         for part in parts:
             if isinstance(part, torch.Tensor):
                 self._computed_bytes_left -= part.numel() * part.element_size()
