@@ -228,7 +228,7 @@ class _Finisher:
 
     def _finished(self, container: Any) -> tuple[Any, int]:
         # The method of `dict` itself is called: an attribute of a subclass's object may hide `keys`.
-        keys: Any = dict.keys(container) if issubclass(type(container), dict) else range(len(container))
+        keys: Any = _KEYS(container) if issubclass(type(container), dict) else range(len(container))
         if issubclass(type(container), dict):
             _check_keys(keys)
         pairs = [(key, container[key]) for key in keys]
@@ -285,6 +285,7 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
     return tuple(name for slots in found for name in ((slots,) if isinstance(slots, str) else slots))
 
 
+_KEYS: Any = cast("Any", dict).keys
 _WITH_ATTRIBUTES = (torch.Tensor, torch.nn.Parameter, OrderedDict, Counter)
 """The classes that every pickle may name, and whose objects may have attributes."""
 
