@@ -137,8 +137,7 @@ class CheckedUnpickler(restricted.Unpickler):
             self._check_target(stack[-3])
             self._keys.check(stack[-2])
         elif code == pickle.SETITEMS[0]:
-            stacks: list[Any] = self.metastack
-            self._check_target(stacks[-1][-1])
+            self._check_target(cast("list[Any]", self.metastack)[-1][-1])
             for key in stack[::2]:
                 self._keys.check(key)
         elif code == pickle.BINPERSID[0]:
