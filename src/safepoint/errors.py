@@ -12,10 +12,11 @@ SafepointError                 base of all of them
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
+│   ├── NoRoomError          13   a disk has too little free space
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
 │   ├── ManifestError    14   the manifest itself is unreadable or unacceptable
-│   └── UnreadableError  14   the store refuses an object of the checkpoint, but serves others
+│   └── UnreadableError  14   an object of the checkpoint cannot be read, but others can
 ├── ImageError           14   a process image is damaged, hostile, or of another version
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   there is no valid checkpoint
@@ -113,7 +114,7 @@ class ExitCode(IntEnum):
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
-    """The time that a command was allowed to wait is over."""
+    """The time limit of a command has passed, and its work is not finished."""
     NOT_SUPPORTED = 16
     """Not supported on this machine or in this installation."""
     INTERRUPTED_SAVED = 75
@@ -184,6 +185,10 @@ class AccessDeniedError(StorageError):
     """The store or the cluster refuses these credentials, or grants them too little."""
 
 
+class NoRoomError(StorageError):
+    """A disk has too little free space for files that were about to be written."""
+
+
 class TransientError(StorageError):
     """The store or the cluster is busy, slow, cut off or out of reach; the same request may succeed later."""
 
@@ -199,7 +204,7 @@ class ManifestError(CheckpointError):
 
 
 class UnreadableError(CheckpointError):
-    """The store refuses an object of the checkpoint, but serves other objects."""
+    """An object of the checkpoint cannot be read, but other objects in the store can be read."""
 
 
 class ImageError(SafepointError):

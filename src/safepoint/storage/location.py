@@ -1,8 +1,8 @@
 """Locations of checkpoints: a path, or a URI with `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
 
 `parse_location(str(location)) == location`. This module opens and creates nothing. Callers test the properties of a
-location (`is_folder`, `is_remote`, `claim`), not its scheme. A claim is a Kubernetes PersistentVolumeClaim, which is
-mounted as a folder.
+location (`is_folder`, `is_remote`, `claim`). Only code for one service, such as S3, tests the scheme. A claim is a
+Kubernetes PersistentVolumeClaim, which is mounted as a folder.
 """
 
 import enum
@@ -188,8 +188,8 @@ def resolve_claim(location: Location, mounts: str | None = None) -> Location:
 
     Args:
         location: the location.
-        mounts: `claim=/mount/path` pairs, separated by commas. None reads the variable SAFEPOINT_PVC_MOUNTS, which is
-            set in a pod that mounts the claim.
+        mounts: `claim=/mount/path` pairs, separated by commas. If None, the pairs are in the variable
+            SAFEPOINT_PVC_MOUNTS, which is set in a pod that mounts the claim.
 
     Raises:
         ValueError: no folder is known for the claim.

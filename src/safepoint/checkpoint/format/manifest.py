@@ -149,7 +149,8 @@ class FileEntry:
             raise ValueError(f"path {self.path!r} {fault}")
         if len(self.parts) != num_parts(self.size_bytes):
             raise ValueError(
-                f"parts of {self.path!r} must be {num_parts(self.size_bytes)} digests, not {len(self.parts)}"
+                f"the field `parts` of {self.path!r} must have {num_parts(self.size_bytes)} digests, not "
+                f"{len(self.parts)}"
             )
         if self.parts and digest_of_parts(self.parts) != self.digest:
             raise ValueError(f"the digest of {self.path!r} does not match the digests of its parts")
@@ -249,7 +250,7 @@ class Manifest(ManifestFacts):
         ManifestFacts.__post_init__(self)  # `super()` fails here: `dataclass(slots=True)` replaces this class
         paths = [entry.path for entry in self.files]
         if not paths:
-            raise ValueError("files must name at least one file")
+            raise ValueError("field 'files' must name at least one file")
         if paths != sorted(set(paths)):
             raise ValueError("files must be sorted by path, and no path may occur twice")
         _check_folders(paths)

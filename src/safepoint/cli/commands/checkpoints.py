@@ -125,8 +125,8 @@ def verify(
 
     The command prints every fault. Without --deep, it compares only the names and sizes of files with the manifest. A
     checkpoint of another program has no manifest. If LOCATION names such a checkpoint, the command always reads its
-    files, and checks them as far as their formats allow. Exit code 14: a checkpoint is damaged, or there is no
-    checkpoint.
+    files, and checks them as far as their formats allow. If LOCATION is an output location, such checkpoints are not
+    checked. Exit code 14: a checkpoint is damaged, or there is no checkpoint.
     """
     inventory, name = open_place(location)
     # A folder without a manifest is reported as damaged only if the user names this folder.
@@ -200,9 +200,10 @@ def prune(
     """Delete the checkpoints that --keep does not select.
 
     These checkpoints always stay: the newest one, the newest valid one, and those that `safepoint checkpoints list`
-    shows as damaged. In a folder, checkpoints that are being read or uploaded also stay. In an object store it is not
-    known what is being read. Before the command deletes anything, it reads checkpoints, newest first, until it has
-    found a valid one. Exit code 13: at least one checkpoint could not be deleted; the others were deleted.
+    shows as damaged. In a folder, checkpoints that are being read or uploaded also stay. In an object store, the
+    command may delete a checkpoint while another process reads it. Before the command deletes anything, it reads
+    checkpoints, newest first, until it has found a valid one. Exit code 13: at least one checkpoint could not be
+    deleted; the others were deleted.
     """
     inventory, name = open_place(location)
     if name is not None:

@@ -215,16 +215,19 @@ class Outcome:
                 self._progress.became_durable(step)
             interrupted = self.interrupt(
                 is_saved=step is not None,
-                reason="no snapshot was complete",
+                reason="no snapshot was committed",
                 uploads_failed=self._uploads.stop_reason is not None,
             )
             self._uploads.finish(newest_only=True)
             self.end_now(interrupted.exit_code)
 
     def end_outside_training(self) -> None:
-        """End the process without a save: SIGTERM arrived outside a training. First wait for the newest upload.
+        """Wait for the upload of the newest checkpoint, then end the process without a save.
 
-        If a process image will be made instead of a save, the process does not end.
+        Called if SIGTERM arrives outside a training.
+
+        The method does nothing if three conditions hold: the run has not ended yet, its last step is not saved, and a
+        process image of the process will be made.
         """
         if not self.is_saved and self.interrupted is None and reserved_s(self._folder) > 0:
             return

@@ -40,7 +40,10 @@ _POINTS = 60
 
 def interval(
     context: typer.Context,
-    mtbf: Annotated[str, time("Mean time between two interruptions of the job, of any kind, such as 4h.")],
+    mtbf: Annotated[
+        str,
+        time("Mean time between two interruptions of the job, such as 4h. Interruptions of all kinds count."),
+    ],
     stall: Annotated[str, time("Time for which a save delays the training, such as 0.01s or 2m.")],
     durable: Annotated[
         str | None,
