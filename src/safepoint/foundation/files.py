@@ -51,6 +51,20 @@ def make_folder(path: Path) -> None:
             fsync_folder(folder.parent)
 
 
+def make_private_folder(path: Path) -> None:
+    """Create a folder, and the missing folders above it, with access for this user only, whatever the umask is.
+
+    Use it for the folders that programs keep in a home folder. If others could write to one of them, they could
+    replace the settings, keys and code in it.
+
+    Raises:
+        OSError: the folder cannot be created, or `path` is not a folder.
+    """
+    for missing in reversed([one for one in (path, *path.parents) if not one.exists()]):
+        missing.mkdir(exist_ok=True, mode=0o700)
+    path.mkdir(exist_ok=True, mode=0o700)  # raises an error if `path` is not a folder
+
+
 def fsync_file(path: Path) -> None:
     """Make the content of `path` survive a power loss."""
     _fsync(path, os.O_NOFOLLOW | os.O_NONBLOCK)  # `path` may be a link or a pipe by now
