@@ -16,7 +16,9 @@ from safepoint.jobs.local.attempt.workspace import private_cache
 from safepoint.jobs.local.paths import make_private, state_folder
 from safepoint.sdk.local import pod_folder
 from safepoint.settings.run_settings import place_output
+from safepoint.storage.location import Location
 from safepoint.training.launcher.compile_cache import _private_folder
+from safepoint.transparent.images.opening import open_images
 from safepoint.transparent.protection.keys import own_key
 
 
@@ -66,3 +68,11 @@ def test_an_output_folder_that_the_user_has_named(home: Path) -> None:
     """Its mode, and that of the folders above it, is as the umask says: other users may have to write there."""
     OutputFolder(home / "a" / "out").prepare()
     assert [path.stat().st_mode & 0o777 for path in (home / "a", home / "a" / "out")] == [0o777] * 2
+
+
+def test_images_of_a_job(home: Path) -> None:
+    """They are made, in a private folder: a folder that others may write to would be refused at the deadline."""
+    folder = make_private(state_folder()) / "images"
+    with open_images(Location.of_folder(folder), None) as location:
+        location.control_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
