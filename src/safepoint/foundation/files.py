@@ -37,15 +37,19 @@ _log = logging.getLogger("safepoint")
 _NUM_LOCK_TRIES = 10
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, below: Path | None = None) -> None:
     """Create a folder, and the missing folders above it. The names of the new folders survive a power loss.
+
+    Args:
+        path: the folder.
+        below: a folder above `path`; the folders between the two, and `path` itself, may not be links.
 
     Raises:
         OSError: the folder cannot be created, or `path` is not a folder.
     """
     path = path.absolute()
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
-    no_links.make_folders(path)
+    no_links.make_folders(path, below=None if below is None else below.absolute())
     for folder in made:
         with contextlib.suppress(PermissionError):  # the user may create names in the parent, but may not open it
             fsync_folder(folder.parent)
