@@ -15,7 +15,7 @@ SafepointError                 base of all of them
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
 │   ├── ManifestError    14   the manifest itself is unreadable or unacceptable
-│   └── UnreadableError  14   the store refuses an object of the checkpoint, but serves others
+│   └── UnreadableError  14   an object of the checkpoint cannot be read, but others can
 ├── ImageError           14   a process image is damaged, hostile, or of another version
 ├── WaitTimeoutError     15   the work takes longer than the caller waits
 ├── NothingValidError    14   there is no valid checkpoint
@@ -113,7 +113,7 @@ class ExitCode(IntEnum):
     STORAGE = 13
     NOTHING_VALID = 14
     TIMED_OUT = 15
-    """The time that a command was allowed to wait is over."""
+    """The time limit of a command has passed, and its work is not finished."""
     NOT_SUPPORTED = 16
     """Not supported on this machine or in this installation."""
     INTERRUPTED_SAVED = 75
@@ -199,7 +199,7 @@ class ManifestError(CheckpointError):
 
 
 class UnreadableError(CheckpointError):
-    """The store refuses an object of the checkpoint, but serves other objects."""
+    """An object of the checkpoint cannot be read, but other objects in the store can be read."""
 
 
 class ImageError(SafepointError):

@@ -136,5 +136,5 @@ def test_several_pods_are_refused(team: Workspace) -> None:
         "tiny.py",
     )
     assert done.code == ExitCode.NOT_SUPPORTED, done.stdout
-    assert "restored pods have other addresses" in done.stderr
+    assert "restored pods have new addresses" in done.stderr
     assert team.left() == []

@@ -67,7 +67,7 @@ def test_a_folder_of_a_plain_trainer_is_continued(layout: str, foreign: Any, tmp
     job = _start(output, layout, "--keep", "newest=1")
     _end(job)
     assert [event["step"] for event in read_events(output, "resumed_from_foreign")] == [8], job.text
-    assert "Not restored exactly" in job.text
+    assert "These values are not restored exactly" in job.text
     assert committed_steps(output) == [12]
     assert verify(output / "checkpoint-12").is_valid
     assert contents(output) == before

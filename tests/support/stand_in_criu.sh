@@ -21,7 +21,8 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-part=${images##*/part-}
+part=$(readlink "$images")
+part=${part##*/part-}
 
 leave() {
   echo "(00.1) Error (criu/x.c:1): $1" >"$log"

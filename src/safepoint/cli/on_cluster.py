@@ -108,8 +108,8 @@ def zip_of(folder: Path) -> bytes:
     The same files give the same bytes.
 
     Raises:
-        UsageError: `folder` is not a folder. Its files together are too large. A file cannot be read, has a name that
-            cannot be printed, or is a link to a file outside of the folder.
+        UsageError: `folder` is not a folder, or the files in it are too large together. Also if a file cannot be
+            read, has a name that cannot be printed, or is a link to a file outside of the folder.
     """
     if not folder.is_dir():
         raise UsageError(

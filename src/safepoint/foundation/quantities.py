@@ -49,7 +49,8 @@ def parse_bytes(text: str | int) -> int:
     match = _SIZE.fullmatch(str(text).strip())
     if match is None or match[2] not in _BYTES:
         raise ValueError(
-            f"{text!r} is not a size: write bytes, or a number with Ki, Mi, Gi, Ti or k, M, G, T, such as 8Gi"
+            f"{text!r} is not a size: write a number of bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T, such "
+            "as 8Gi"
         )
     from decimal import Decimal  # not at the top: the import takes 7 ms, and most commands read no size
 

@@ -28,7 +28,9 @@ from safepoint.snapshot.images.torch_archive import lay_out as lay_out_archive
 
 _MAX_SHARD_BYTES = 50 * 10**9
 """`save_pretrained` begins a new file after this size (Transformers 5)."""
-_TENSOR_PICKLE_BYTES = 157  # the values of the outermost dictionary are pickled separately
+# In a state dict, each tensor has a pickle of its own, with the names of all its classes. In the state of an
+# optimizer, all tensors are in one pickle. It has each name once.
+_TENSOR_PICKLE_BYTES = 157
 _STATE_PICKLE_BYTES = 78
 _PICKLE_BYTES = 320
 _DCP_PICKLE_BYTES = 157
@@ -36,7 +38,7 @@ _DCP_ALIGNMENT = 64
 _DCP_VALUE_BYTES = 1261
 _DCP_KEY_BYTES, _DCP_SHARD_BYTES = 90, 141
 _ZERO_RECORD_BYTES = 2000
-# Small files, as each strategy's tests write them (docs/planning.md).
+# The sizes of the small files, measured once in the tests of the strategies (docs/planning.md).
 _RNG_BYTES = 14_083
 _STATE_BYTES = 42_739
 _CONFIG_BYTES, _GENERATION_BYTES = 763, 153
@@ -55,8 +57,7 @@ class Group(NamedTuple):
         path: the path of the file, or a name for several files; `*` stands for a varying part, such as the number of
             a rank.
         total_bytes: the size of all files of the kind.
-        largest_bytes: the size of the largest file. Rank 0 writes this file. If only rank 0 writes files of this
-            kind, the size of all of them.
+        largest_bytes: the bytes that rank 0 writes in files of this kind. No other rank writes more.
         num_files: the number of files. If only rank 0 writes files of this kind, they count as one.
         is_of_each_rank: whether each rank writes one of these files.
     """
@@ -222,7 +223,8 @@ def _model_files(training: Training) -> list[Group]:
     ]
     if training.strategy in {Strategy.FSDP, Strategy.ZERO3}:
         return configurations
-    # FSDP and DeepSpeed pass the Trainer a dictionary in which each name has a tensor of its own.
+    # With FSDP and DeepSpeed, the Trainer gets a state dict in which tied weights are separate tensors, so the file
+    # contains a tied weight once for each of its names.
     is_handed = training.strategy is Strategy.FSDP_FULL or training.strategy.is_zero
     tensors = training.tensors_saved() if is_handed else training.tensors
     return [
@@ -345,7 +347,7 @@ def _dcp(
         rest = whole - part * (holders - 1)
         if rest not in lone:
             lone[rest] = _lone_bytes(rest)
-        # A tensor without dimensions is written by one rank; the ranks take turns.
+        # Only one rank writes a tensor without dimensions. These tensors are distributed evenly over the ranks.
         largest += lone[part] if sizes else -(-lone[part] // num_ranks)
         total += lone[part] * (holders - 1) + lone[rest]
         keys += _DCP_KEY_BYTES + 2 * len(name) + _DCP_SHARD_BYTES * holders

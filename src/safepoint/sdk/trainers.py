@@ -153,7 +153,8 @@ class TransformersTrainer(types.CustomTrainer):
             saves) are uploaded when the job ends or is interrupted. This is the maximum size of these files together:
             a number of bytes, or a string such as `1Gi`; 0 for no such files. None means 10Gi.
         freeze_as_last_resort: freeze the ranks into a process image if they cannot save within the grace period; see
-            docs/process-images.md. Needs root and CRIU; on a cluster also one pod, and an output location in a claim.
+            docs/process-images.md. Needs root and CRIU. On a cluster, this is possible only if the job has one pod,
+            and its output location is in a claim.
         on_upload_failure: when uploads fail, `continue` the training, or save and `stop` it.
         resume: where the first start of a job begins: `auto` for the newest valid checkpoint, `never` for step 0, or
             the path of a checkpoint. With `never`, all checkpoints in the output folder are moved aside. With a path,

@@ -432,7 +432,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
                 f"{path} was not loaded: it is damaged, or it contains objects of classes that Safepoint does not "
                 f"load ({type(error).__name__})",
                 hint="if your script saves objects of its own classes, call "
-                "torch.serialization.add_safe_globals([CLASS]) in it",
+                "torch.serialization.add_safe_globals([CLASS]) in the script",
             ) from error
         if hasattr(value, "load_state_dict"):
             optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []

@@ -146,7 +146,7 @@ class LocalStore:
         condition: Condition | None = None,
         fence: Callable[[], None] | None = None,
     ) -> str:
-        """Create or replace an object durably, and return its version. `fill` writes its content to a descriptor."""
+        """Create or replace an object durably, and return its version. `fill` writes the content of the object."""
         path = self._path(key)
         with _translating(path):
             # `replace_file` is not used: the fence and the condition are checked between the write and the rename.
@@ -175,7 +175,8 @@ class LocalStore:
                 return working, no_links.create_file(working, below=self._root)
             except FileNotFoundError:
                 continue
-            except FileExistsError:  # `mkdir` also raises this error if the folder was deleted meanwhile
+            except FileExistsError:
+                # `mkdir` also raises this error if another process deletes an existing folder during the call.
                 if path.parent.exists() and not path.parent.is_dir():
                     raise
         raise StorageError(f"another process deletes {path.parent} each time that it is created; nothing was written")
@@ -197,8 +198,8 @@ class LocalStore:
                         hint="another run writes to the same location; stop one of the two runs",
                     )
             no_links.rename(working, path, below=self._root)
-            # `fsync` takes the descriptor, not the path: by now, another process may have deleted the object. If the
-            # folder is then empty, the other process deletes the folder, too.
+            # After the rename, another process may delete the object, and then the empty folder. The path would not
+            # exist any more, so `fsync` gets the descriptor.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:
@@ -210,15 +211,15 @@ class LocalStore:
                     os.unlink(name, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError):
                 return
-            remains = path.parent
+            parent = path.parent
             with contextlib.suppress(OSError):  # keep a folder that holds other objects
-                while remains != self._root:
-                    remains.rmdir()
-                    remains = remains.parent
-            # If the folder `remains` does not exist, another process has deleted this folder, because the folder was
-            # empty. The other process also makes the deletion durable.
+                while parent != self._root:
+                    parent.rmdir()
+                    parent = parent.parent
+            # If this folder does not exist, it was empty, and another process has deleted it. The other process also
+            # makes the deletion durable.
             with contextlib.suppress(FileNotFoundError):
-                files.fsync_folder(remains)
+                files.fsync_folder(parent)
 
     def sweep(
         self,
@@ -328,8 +329,8 @@ def _wait_for_lock(descriptor: int, folder: Path) -> None:
     if folder not in _held:
         _held.add(folder)
         _log.warning(
-            "another process does not release the lock of %s; files are written there without a lock, so let no "
-            "other run write to this folder",
+            "another process does not release the lock of %s; files are written there without a lock: "
+            "make sure that no other run writes to this folder",
             printable(str(folder)),
         )
 

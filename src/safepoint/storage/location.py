@@ -1,8 +1,8 @@
 """Locations of checkpoints: a path, or a URI with `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
 
 `parse_location(str(location)) == location`. This module opens and creates nothing. Callers test the properties of a
-location (`is_folder`, `is_remote`, `claim`), not its scheme. A claim is a Kubernetes PersistentVolumeClaim, which is
-mounted as a folder.
+location (`is_folder`, `is_remote`, `claim`). Only code for one service, such as S3, tests the scheme. A claim is a
+Kubernetes PersistentVolumeClaim, which is mounted as a folder.
 """
 
 import enum

@@ -205,7 +205,7 @@ class ObjectStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`. Google and Azure delete unfinished uploads by themselves."""
+        """See `Store`. On Google and Azure, nothing is deleted (see `LibraryBucket.sweep`)."""
         root = self._full("")
         return self._requests.sweep(
             f"{root}{below}/" if below else root,

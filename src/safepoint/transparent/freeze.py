@@ -105,7 +105,7 @@ def freeze_trees(
             processes = stopped.values()
             try:
                 refuse_connecting(stopped)
-                dumps = _dump(criu, roots, stage.folder, image, guard)
+                dumps = _dump(criu, roots, stage.pages, image, guard)
                 for root, dump in zip(roots, dumps, strict=True):
                     carry((carried or {}).get(root, ()), dump.folder)
                 if is_running_after:
@@ -159,14 +159,14 @@ def _refuse_overlap(trees: Mapping[int, Sequence[int]]) -> None:
                 )
 
 
-def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard: Guard) -> list[Dump]:
+def _dump(criu: Criu, roots: Sequence[int], pages: Path, image: NewImage, guard: Guard) -> list[Dump]:
     """Dump all trees at once. If a dump fails, wait for the others, because each dump restores its processes."""
     stack = contextlib.ExitStack()
     running: list[int] = []
     """A pidfd of each CRIU: when one has ended, another process may get its number."""
 
     def dump(number: int, root: int) -> Dump:
-        folder = stage / part_name(number)
+        folder = pages / part_name(number)
         log = image.working.parent / LOG_NAME.format(number)
         log.unlink(missing_ok=True)
         program, session = name_of(root), tree_dump.is_outside_led(root)
@@ -183,7 +183,7 @@ def _dump(criu: Criu, roots: Sequence[int], stage: Path, image: NewImage, guard:
         guard.started(pid)
 
     for number in range(len(roots)):
-        (stage / part_name(number)).mkdir(0o700)
+        (pages / part_name(number)).mkdir(0o700)
     with stack, ThreadPoolExecutor(max_workers=len(roots)) as pool:
         tasks = [pool.submit(dump, number, root) for number, root in enumerate(roots)]
         try:

@@ -1,6 +1,7 @@
 """Where the raw pages of processes are kept for a while: in memory if there is room, otherwise on a disk."""
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Generator
@@ -8,26 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.errors import StorageError
+from safepoint.foundation.files import delete_tree
 from safepoint.foundation.temporary_folders.places import may_be_replaced
 from safepoint.foundation.units import format_bytes
 from safepoint.foundation.volumes.needed import free_bytes
 from safepoint.snapshot.memory import host_memory
 from safepoint.transparent.secret_folders import secret_folder
+from safepoint.transparent.unnamed_tmpfs import open_unnamed_tmpfs
 
+_LOGGER = logging.getLogger(__name__)
 _MEMORY = Path("/dev/shm")
 _SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """A folder for raw pages.
+    """A place for raw pages.
 
     Args:
         folder: an empty folder that only this user can open.
-        is_in_memory: whether it is in memory (tmpfs).
+        pages: the folder for the pages: `folder` itself, or a file system in memory. The path of such a file system
+            is valid in this process only; other processes have to inherit a descriptor.
+        is_in_memory: whether both are in memory (tmpfs).
     """
 
     folder: Path
+    pages: Path
     is_in_memory: bool
 
 
@@ -56,5 +63,27 @@ def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
             "nothing was frozen or restored",
             hint="free some space, or name another folder",
         )
-    with secret_folder(_MEMORY if is_in_memory else disk, "safepoint-image-") as folder:
-        yield Staging(folder=folder, is_in_memory=is_in_memory)
+    with (
+        secret_folder(_MEMORY if is_in_memory else disk, "safepoint-image-") as folder,
+        _huge_pages() if is_in_memory else contextlib.nullcontext() as pages,
+    ):
+        yield Staging(folder=folder, pages=pages or folder, is_in_memory=is_in_memory)
+
+
+@contextlib.contextmanager
+def _huge_pages() -> Generator[Path | None]:
+    """A file system with huge pages, as large as the one at `/dev/shm`; None where it cannot be made."""
+    try:
+        descriptor = open_unnamed_tmpfs(shutil.disk_usage(_MEMORY).free)
+    except OSError as error:
+        _LOGGER.debug("raw pages are written to %s, which is slower: %s", _MEMORY, error)
+        yield None
+        return
+    folder = Path(f"/proc/self/fd/{descriptor}")
+    try:
+        yield folder
+    finally:
+        # CRIU, which is the first process of restored processes in a namespace of their own, still has it open.
+        for name in os.listdir(descriptor):
+            delete_tree(folder / name)
+        os.close(descriptor)

@@ -82,14 +82,14 @@ def thaw_image(
         contextlib.ExitStack() as folders,
         contextlib.ExitStack() as tidying,
     ):
-        materialise(location, name, stage.folder, progress=progress)
+        materialise(location, name, stage.pages, progress=progress)
         for number in range(len(manifest.parts)):
-            part = stage.folder / part_name(number)
+            part = stage.pages / part_name(number)
             users = users_of(part)
             folders.enter_context(set_down(part, users))
             for folder in refuse_planted_files(part, users):
                 tidying.callback(_delete_empty, folder)
-        with _restored(criu, stage.folder, gates, control, manifest.parts) as restored:
+        with _restored(criu, stage.pages, gates, control, manifest.parts) as restored:
             pids = [pid for one in restored for pid in tree_of(one.pid)]
             for pid in pids:
                 guard.watch(pid)
@@ -119,7 +119,7 @@ def _resume_gpus(processes: Sequence[int], places: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _restored(criu: Criu, stage: Path, gates: Path, logs: Path, parts: Sequence[Part]) -> Generator[list[Restored]]:
+def _restored(criu: Criu, pages: Path, gates: Path, logs: Path, parts: Sequence[Part]) -> Generator[list[Restored]]:
     """Restore all trees. In the `with` block they are stopped, and an exception ends them."""
     begun: list[TreeRestore] = []
     try:
@@ -127,7 +127,7 @@ def _restored(criu: Criu, stage: Path, gates: Path, logs: Path, parts: Sequence[
             name, log = part_name(number), logs / LOG_NAME.format(number)
             log.unlink(missing_ok=True)
             session = part.is_in_session_of_other
-            begun.append(TreeRestore(criu, stage / name, gates / name, log=log, is_in_session_of_other=session))
+            begun.append(TreeRestore(criu, pages / name, gates / name, log=log, is_in_session_of_other=session))
         for one in begun:
             one.wait()
         for one in begun:

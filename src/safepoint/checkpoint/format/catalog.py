@@ -201,7 +201,7 @@ class Aside:
 
 
 def set_aside(output: Path, paths: Sequence[Path]) -> Aside:
-    """Move `paths` into a new folder `set-aside-<time>` in `output`. Nothing is deleted.
+    """Move `paths` into a new folder `set-aside-<time>-<4 characters>` in `output`. Nothing is deleted.
 
     A path that cannot be moved, such as an immutable folder or a mount point, stays. The others are moved.
 

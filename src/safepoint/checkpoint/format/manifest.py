@@ -149,7 +149,8 @@ class FileEntry:
             raise ValueError(f"path {self.path!r} {fault}")
         if len(self.parts) != num_parts(self.size_bytes):
             raise ValueError(
-                f"parts of {self.path!r} must be {num_parts(self.size_bytes)} digests, not {len(self.parts)}"
+                f"the field `parts` of {self.path!r} must have {num_parts(self.size_bytes)} digests, not "
+                f"{len(self.parts)}"
             )
         if self.parts and digest_of_parts(self.parts) != self.digest:
             raise ValueError(f"the digest of {self.path!r} does not match the digests of its parts")

@@ -101,7 +101,7 @@ class ReadRanges:
             self._of(key, start)[start, length] = digest if is_same else b""
         if not is_same:
             raise CheckpointError(
-                f"{key} changed while it was read: bytes {start} to {start + length} were not the same each time",
+                f"{key} changed while it was read: two reads of bytes {start} to {start + length} differ",
                 hint="`safepoint checkpoints verify --deep` lists the faults",
             )
 

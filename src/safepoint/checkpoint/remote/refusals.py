@@ -40,7 +40,7 @@ class Refusals:
         """For a `with` block that reads the object `key`: turn the refusal of this object into UnreadableError.
 
         Raises:
-            UnreadableError: the store refuses this object, but serves others.
+            UnreadableError: this object cannot be read, but other objects in the store can be read.
         """
         try:
             yield

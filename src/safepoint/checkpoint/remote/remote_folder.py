@@ -135,7 +135,7 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
-            UnreadableError: the store refuses the manifest, but serves other objects.
+            UnreadableError: the manifest cannot be read, but other objects in the store can be read.
         """
         manifest = self.manifest_of(checkpoint_name(step), deadline_s=deadline_s)
         if fault := fault_of_step(manifest, Path(checkpoint_name(step))):
@@ -147,7 +147,7 @@ class RemoteFolder:
 
         Raises:
             ManifestError: there is no manifest, or it is not valid.
-            UnreadableError: the store refuses the manifest, but serves other objects.
+            UnreadableError: the manifest cannot be read, but other objects in the store can be read.
         """
         with self.refusals.as_fault(f"{folder}/{MANIFEST_NAME}", deadline_s=deadline_s):
             data = self.bytes_of_manifest(folder, deadline_s=deadline_s)

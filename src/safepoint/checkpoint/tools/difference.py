@@ -171,7 +171,7 @@ class _TensorFile:
             begin, end = record["data_offsets"]
             sizes, dtype = list(record["shape"]), record["dtype"]
             if type(dtype) is not str or not all(type(number) is int for number in (begin, end, *sizes)):
-                raise ValueError(f"the tensor {name!r} is not described as the format requires")
+                raise ValueError(f"the header has an invalid entry for the tensor {name!r}")
             if not 0 <= begin <= end <= size_bytes - LENGTH_BYTES - length:
                 raise ValueError(f"the tensor {name!r} is outside the file")
             found[name] = _Tensor(f"{dtype} {sizes}", LENGTH_BYTES + length + begin, end - begin)

@@ -219,7 +219,7 @@ class Inventory:
 
         Raises:
             ManifestError: there is no valid manifest any more.
-            UnreadableError: the store refuses the manifest, but serves other objects.
+            UnreadableError: the manifest cannot be read, but other objects in the store can be read.
         """
         if self.folder is None:
             return self._remote.manifest_of(item.prefix)

@@ -25,7 +25,8 @@ class CheckpointReceipt:
         name: its folder in the output location.
         digest: the digest of the checkpoint's manifest, which has the digests of all files.
         size_bytes: the size of all files of the checkpoint.
-        is_read: whether all files were read and compared with their digests. If not, only their sizes were compared.
+        is_read: whether all files were read and compared with their digests. If not, only their names and sizes were
+            compared.
     """
 
     step: int
@@ -43,7 +44,7 @@ def check_checkpoint(
     Args:
         location: the output location.
         step: the step of the checkpoint.
-        deep: whether to read the files of a folder.
+        deep: for a location that is a folder: whether to read all files of the checkpoint.
         progress: called with bytes read so far and bytes in all.
 
     Raises:

@@ -200,9 +200,10 @@ def prune(
     """Delete the checkpoints that --keep does not select.
 
     These checkpoints always stay: the newest one, the newest valid one, and those that `safepoint checkpoints list`
-    shows as damaged. In a folder, checkpoints that are being read or uploaded also stay. In an object store it is not
-    known what is being read. Before the command deletes anything, it reads checkpoints, newest first, until it has
-    found a valid one. Exit code 13: at least one checkpoint could not be deleted; the others were deleted.
+    shows as damaged. In a folder, checkpoints that are being read or uploaded also stay. In an object store, the
+    command may delete a checkpoint while another process reads it. Before the command deletes anything, it reads
+    checkpoints, newest first, until it has found a valid one. Exit code 13: at least one checkpoint could not be
+    deleted; the others were deleted.
     """
     inventory, name = open_place(location)
     if name is not None:

@@ -234,7 +234,8 @@ def resume(
         bool,
         typer.Option(
             "--from-checkpoint",
-            help="Continue from the newest checkpoint, even if a process image of the job is newer.",
+            help="Continue from the newest checkpoint, even if a process image of the job is newer. Possible only "
+            "for a job on this machine.",
         ),
     ] = False,
     on: OnOfJob = None,
@@ -243,20 +244,26 @@ def resume(
 ) -> None:
     """Continue a suspended or failed job from its newest checkpoint, or from an older one.
 
-    The newest attempt of the job may have a process image that is newer than the checkpoint. If this machine can
-    restore that image, the job continues from the image, as after `safepoint thaw`. The command says whether it uses
-    the image or the checkpoint. With --from, newer checkpoints are moved aside. On a cluster, a failed job cannot be
-    resumed; submit it again.
+    The newest attempt of the job may have a process image that is newer than the checkpoint. If the image can be
+    restored, the job continues from the image, as after `safepoint thaw`. The command says whether it uses the image
+    or the checkpoint. For a job on a cluster, the log of the pod says this. With --from, newer checkpoints are moved
+    aside. On a cluster, a failed job cannot be resumed; submit it again.
     """
     with open_jobs(on, namespace, name) as jobs:
-        if step is not None and not isinstance(jobs, LocalJobs):
-            raise UnsupportedError(
-                f"on a cluster, job {name} resumes only from its newest checkpoint; nothing was changed",
-                hint="submit another job, with another output location and --resume PATH",
-            )
         if isinstance(jobs, LocalJobs):
             job = jobs.resume(name, step=step, from_checkpoint=from_checkpoint)
             reason = f" {job.message}" if job.message else ""
+        elif step is not None:
+            raise UnsupportedError(
+                f"--from is not possible for job {name}, because it is on a cluster; nothing was changed",
+                hint="submit another job, with another output location and --resume PATH",
+            )
+        elif from_checkpoint:
+            raise UnsupportedError(
+                f"--from-checkpoint is not possible for job {name}, because it is on a cluster; nothing was changed",
+                hint="leave --from-checkpoint out; or, if the job has a newer process image that you do not want, "
+                "delete the job (its checkpoints stay) and submit it again",
+            )
         else:
             job, reason = jobs.resume(name), ""
         print_answer(as_json, job_document(jobs, job), [f"job {job.name} resumes{reason}"])

@@ -154,7 +154,8 @@ class RunOptions:
             envvar="SAFEPOINT_FREEZE_AS_LAST_RESORT",
             help="When the ranks cannot save within the grace period, freeze them into a process image, from which "
             "they can go on. Needs root and CRIU on this machine; without them, the command ends with exit code 16. "
-            "On a cluster: needs one pod, an output location in a claim, and CRIU in the pod.",
+            "On a cluster: possible only if the job has one pod, its output location is in a claim, and the pod has "
+            "CRIU.",
         ),
     ] = False
     metrics_port: Annotated[

@@ -164,7 +164,7 @@ def _resume(jobs: JobPlace[Any], name: str, step: int | None) -> Outcome:
         return Outcome(sentence=f"The job resumes{begins}.", document=job_document(jobs, job))
     if not isinstance(jobs, LocalJobs):
         raise UnsupportedError(
-            "on a cluster, a job resumes only from its newest checkpoint; nothing was changed",
+            "on a cluster, you cannot choose the checkpoint from which a job resumes; nothing was changed",
             hint="submit another job, with another output location and --resume PATH",
         )
     job = jobs.resume(name, step=step)

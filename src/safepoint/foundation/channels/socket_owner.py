@@ -31,6 +31,7 @@ class Connected(Protocol):
 
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
         """The value of an option."""
+        ...
 
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1

@@ -49,7 +49,11 @@ class AttemptStarted(Event):
 
 
 class CheckpointRejected(Event, is_warning=True, cause="reason"):
-    """A checkpoint is damaged and is not used."""
+    """A checkpoint is not used. `reason` says why.
+
+    The checkpoint is damaged, is incomplete, belongs to another user, or could not be moved aside by this start or an
+    earlier one.
+    """
 
     path: str
     file: str
@@ -85,9 +89,10 @@ class ResumedFromForeign(Event, is_warning=True):
     def _sentence(self) -> str:
         return (
             f"Safepoint did not write {self.path} ({printable(self.writer)} did). The files were checked, but there "
-            "are no digests to compare them with. The Trainer loads them as it does without Safepoint. Not restored "
-            "exactly are: the order of samples in the running epoch, the loss since the last log line, what TRL's "
-            "trainers count between two log lines, and the training time. The next save is a checkpoint of Safepoint"
+            "are no digests to compare them with. The Trainer loads them as it does without Safepoint. These values "
+            "are not restored exactly: the order of samples in the running epoch, the loss since the last log line, "
+            "what TRL's trainers count between two log lines, and the training time. The next save is a checkpoint "
+            "of Safepoint"
         )
 
 
@@ -231,9 +236,11 @@ class StepGivenUp(Event):
 
 
 class SnapshotTaken(Event, is_quiet=True, cause="trigger"):
-    """The state of a step is in memory, or is being copied there. If `is_wanted`, it is to become a checkpoint.
+    """The state of a step is in memory, or is being copied there.
 
-    Other snapshots are reported at most every ten seconds. `count` is how many there were since the previous report.
+    `is_wanted` says whether the snapshot is to become a checkpoint. Snapshots that are not to become checkpoints are
+    reported at most every ten seconds. `count` is the number of snapshots since the previous report, including this
+    snapshot.
     """
 
     step: int
@@ -279,7 +286,7 @@ class SaveSuperseded(Event, is_warning=True, cause="trigger"):
 
 
 class SaveFailed(Event, is_warning=True, cause="reason"):
-    """A save did not become a checkpoint; its files are deleted."""
+    """A save failed. `consequence` says what happens now."""
 
     step: int
     trigger: str
@@ -325,9 +332,11 @@ class PruneFailed(Event, is_warning=True, cause="reason"):
 
 
 class Failed(Event, is_quiet=True, cause="reason"):
-    """A rank, or all of a launcher's ranks, ended with an error; `rank` is None if no rank caused the error.
+    """The training failed on a node.
 
-    If a signal killed the rank, `exit_code` is the negative number of the signal. `error` is the script's exception.
+    `rank` is the rank whose failure ended the other ranks; None if no rank failed. `error` is the script's exception.
+    If the ranks restart after the failure, `exit_code` is the code of the rank, or the negative number of the signal
+    that killed the rank. At the end of the run, `exit_code` is the exit code of `safepoint run`.
     """
 
     rank: int | None
@@ -448,8 +457,8 @@ class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
 class UploadUnfinished(Event, is_warning=True):
     """The run has ended, and some of the files that it had to upload are not in the object store.
 
-    If `newest_only`, the run had to upload only the newest checkpoint. If not, it had to upload all checkpoints, the
-    final model and the other files of the output folder.
+    If `newest_only`, the run had to upload only the newest checkpoint. If not, it had to upload the newest
+    checkpoint, older checkpoints that are not periodic, the final model and the other files of the output folder.
     """
 
     location: str
@@ -469,7 +478,7 @@ class UploadUnfinished(Event, is_warning=True):
 
 
 class FinalMissing(Event, is_warning=True):
-    """The finished model is not in the object store; a checkpoint has the same weights."""
+    """The finished model is not in the object store. If `checkpoint` is set, that checkpoint has the same weights."""
 
     step: int
     location: str

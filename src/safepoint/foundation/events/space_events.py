@@ -5,13 +5,13 @@ from safepoint.foundation.units import format_bytes, format_duration, plural
 
 
 class SpaceLow(Event, is_warning=True):
-    """A folder soon has no more room for a save.
+    """A folder has no room for a save, or will soon have no room.
 
     `place` says which folder it is: the output folder, the local folder or the temporary folder. `limit` is what
     limits the free space: `disk`, `inodes`, `eviction` (the node's threshold) or `size_limit` (of a volume).
-    `saves_left` is the number of saves that still fit. `remaining_s` is the time until a save does not fit any more.
-    Each of the two is None if it is not known. `num_deletable` is the number of checkpoints that can be deleted if a
-    save does not fit.
+    `saves_left` is the number of saves that still fit; None if this number is unlimited or not known. `remaining_s`
+    is the time until a save does not fit any more; None if no such time is known. `num_deletable` is the number of
+    checkpoints that can be deleted if a save does not fit.
     """
 
     place: str
@@ -93,7 +93,7 @@ class SpaceUnknown(Event, is_warning=True, cause="reason"):
 
 
 class Thinned(Event, is_warning=True, cause="reason"):
-    """A checkpoint was deleted because the next save did not fit. Retention would have kept this checkpoint."""
+    """A checkpoint was deleted because a save did not fit. Retention would have kept this checkpoint."""
 
     step: int
     path: str

@@ -1,8 +1,8 @@
 """The jobs of one namespace of a cluster: submit, show, suspend, resume, scale, delete, logs, events.
 
-This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. If a
-killed `submit` has created objects, but no TrainJob, a later `submit` deletes the objects after ten minutes. If a
-killed `scale` is not complete, the next command that reads the job continues the `scale` (`suspension.scaling`).
+This machine keeps no records of the jobs. If a command is killed, later commands complete or undo its work. A killed
+`submit` may leave objects without a TrainJob: later calls of `submit` delete those that are older than ten minutes. A
+killed `scale` is continued by the next command that reads the job (`suspension.scaling`).
 """
 
 import contextlib
@@ -71,8 +71,8 @@ class ClusterJobs:
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
-        is_read_only: if True, the methods that read jobs change nothing. If False, these methods also continue a
-            `scale` that was interrupted.
+        is_read_only: if True, the methods that read jobs change nothing. If False, these methods continue a `scale`
+            that was interrupted, and `watch` writes saved steps into TrainJobs (see `SafePoints`).
     """
 
     def __init__(self, api: ClusterApi, *, is_read_only: bool = False) -> None:
@@ -249,7 +249,7 @@ class ClusterJobs:
         return progress_in_log(self._api, job)
 
     def remark_on(self, job: ClusterJob) -> str:
-        """Always empty: the cluster decides where the pods of a job run."""
+        """Always empty: a job on a cluster needs no cores of this machine."""
         return ""
 
     def observe(self, name: str) -> Observed:
@@ -320,7 +320,7 @@ class ClusterJobs:
         Args:
             name: the job.
             rank: yield the output of the pod that this rank runs in. A pod does not separate the lines of its ranks.
-            node: yield only the output of this node; None yields the output of all nodes.
+            node: without `rank`: yield only the output of this node; None yields the output of all nodes.
             follow: continue with new lines, until the job has stopped.
             last_bytes: without `follow`: yield only the end of each container's output, about this many bytes.
 
@@ -362,14 +362,14 @@ class ClusterJobs:
     def freeze(
         self, name: str, *, is_running_after: bool, timeout_s: float | None = None
     ) -> tuple[ClusterJob, PodImage]:
-        """Make a process image of a job's pod, and suspend the job unless it shall run on; see `freeze_job`."""
+        """Make a process image of a job's pod. Without `is_running_after`, suspend the job; see `freeze_job`."""
         self._scaling.carry_on(name, timeout_s=timeout_s)
         return freeze_job(
             self._api, lambda: self.observe(name), is_running_after=is_running_after, timeout_s=timeout_s
         )
 
     def resume(self, name: str) -> ClusterJob:
-        """Continue a suspended job from its newest checkpoint or, if that is newer, its process image.
+        """Continue a suspended job from its newest checkpoint, or from its process image if the image is newer.
 
         Raises:
             ConflictError: the job is neither suspended nor being suspended, or its checkpoints are being deleted.
@@ -401,7 +401,8 @@ class ClusterJobs:
         Raises:
             UsageError: the pods would not share the output location, their names would be too long, or the new
                 TrainJob would be too large.
-            ConflictError: Safepoint did not submit the job, the job has ended, or the claim is not ReadWriteMany.
+            ConflictError: Safepoint did not submit the job, the job has ended or is being deleted, or the claim is
+                not ReadWriteMany.
             AccessDeniedError: you may not stop the job, see `check_may_stop`.
             WaitTimeoutError: the change is not complete; the next command that reads the job continues it.
         """

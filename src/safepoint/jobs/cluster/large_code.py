@@ -1,4 +1,7 @@
-"""Code that is too large for a config map. It is stored in the job's output location, in a file named by digest."""
+"""Code that is too large for a config map. It is stored in the job's output location.
+
+The name of the file is the digest of the code.
+"""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -66,13 +69,13 @@ def split(spec: ClusterSpec, *, room_bytes: int) -> tuple[ClusterSpec, LargeCode
         raise UsageError(
             f"the job's code has {len(code):,} bytes, and a config map has room for {room_bytes:,}; "
             "nothing was submitted",
-            hint="set --output-dir to a claim or an object store, which then also stores the code; or leave data out "
-            "of the folder",
+            hint="set --output-dir to a claim or an object store, so that the code can be stored there; or move data "
+            "out of the folder of --code",
         )
     if len(code) > MOST_BYTES:
         raise UsageError(
-            f"the job's code has {len(code):,} bytes, and {MOST_BYTES:,} are sent at most; nothing was submitted",
-            hint="leave data out of the folder, or put the code into the image",
+            f"the job's code has {len(code):,} bytes, and the limit is {MOST_BYTES:,}; nothing was submitted",
+            hint="move data out of the folder of --code, or put the code into the image",
         )
     digest = hashlib.sha256(code).hexdigest()
     return replace(spec, code=None), LargeCode(data=code, output=location, digest=digest)

@@ -335,7 +335,7 @@ def _files(spec: ClusterSpec, own: Mapping[str, bytes]) -> dict[str, bytes]:
     if size > room:
         raise UsageError(
             f"the job's code has {size:,} bytes, and a config map has room for {room:,}; nothing was submitted",
-            hint="leave data out of the folder, or put the code into the image or on the claim",
+            hint="move data out of the code, or put the code into the image or on the claim",
         )
     return files
 

@@ -172,9 +172,9 @@ def check_freezable(output: str | None, num_nodes: int) -> None:
     """
     if num_nodes > 1:
         raise UnsupportedError(
-            f"--freeze-as-last-resort is not possible with {num_nodes} pods: the connections between pods have the "
-            "addresses of these pods, and restored pods have other addresses; nothing was done",
-            hint="use one pod; or leave the option out, and `suspend` saves a checkpoint of all pods",
+            f"--freeze-as-last-resort is not possible with {num_nodes} pods: restored pods have new addresses, but "
+            "the restored connections between them would use the old addresses; nothing was done",
+            hint="use one pod, or leave --freeze-as-last-resort out: `suspend` can save a checkpoint of all pods",
         )
     if output is None or parse_location(output).claim is None:
         raise UnsupportedError(

@@ -9,8 +9,9 @@ AWS_SECRET_ACCESS_KEY = "…"
 AWS_S3_ENDPOINT = "https://minio.example:9000"
 ```
 
-Safepoint copies these values to no other file. A job's launchers receive them as environment variables, and commands
-that open an object store use them.
+A job's launchers receive these values as environment variables, and commands that open an object store use them.
+Safepoint copies the values to no other file, with one exception: a process image contains the memory of the
+launchers, and therefore also these values.
 """
 
 import logging

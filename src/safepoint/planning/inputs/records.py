@@ -119,7 +119,7 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
     Raises:
         UsageError: the file cannot be read, or has other contents.
     """
-    record = _read(path, "--for")
+    record = _read(path, "--for", "pass the name of a job, or a file with TrainingArguments as JSON")
     if "output_dir" not in record and "per_device_train_batch_size" not in record:
         raise UsageError(
             f"--for {shown_path(path)}: the file has no field output_dir; it is not TrainingArguments; nothing was "
@@ -176,19 +176,15 @@ def _notes_on_deepspeed(record: Mapping[str, Any], path: Path) -> Iterator[str]:
         )
 
 
-def _read(path: Path, option: str) -> dict[str, Any]:
+def _read(path: Path, what: str, hint: str) -> dict[str, Any]:
     try:
         return read_config(path)
     except OSError as error:
         raise UsageError(
-            f"{option} {shown_path(path)} cannot be read: {error.strerror or error}; nothing was computed",
-            hint="pass the name of a job, or a file with TrainingArguments as JSON",
+            f"{what} {shown_path(path)} cannot be read: {error.strerror or error}; nothing was computed", hint=hint
         ) from error
     except ValueError as error:
-        raise UsageError(
-            f"{option} {shown_path(path)}: {error}; nothing was computed",
-            hint="pass the name of a job, or a file with TrainingArguments as JSON",
-        ) from error
+        raise UsageError(f"{what} {shown_path(path)}: {error}; nothing was computed", hint=hint) from error
 
 
 def _wrong(path: Path, name: str, value: object, fix: str) -> UsageError:
@@ -286,15 +282,16 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
     if not isinstance(value, str):
         raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy")
     # The path is relative to the folder of the script. This folder is unknown, so look beside the arguments.
+    hint = f"pass --strategy {'zero1, zero2 or zero3' if name == 'deepspeed' else 'fsdp or fsdp-full'}"
     file = next((one for one in (Path(value), path.parent / value) if os.path.exists(one)), None)
     if file is None:
         what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
         raise UsageError(
             f"--for {shown_path(path)}: it names {what} {value[:200]!r}, which this machine does not have; nothing "
             "was computed",
-            hint=f"pass --strategy {'zero1, zero2 or zero3' if name == 'deepspeed' else 'fsdp or fsdp-full'}",
+            hint=hint,
         )
-    return _read(file, f"--for {shown_path(path)}: {name}")
+    return _read(file, f"--for {shown_path(path)}: {name}", hint)
 
 
 # ---- a checkpoint --------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class _Storages:
         return True
 
     def copy(self) -> "_Storages":
-        """A copy that later additions do not change."""
+        """A copy. Storages that are added here later are not added to the copy."""
         copy = _Storages()
         copy.numbers, copy.entries = dict(self.numbers), list(self.entries)
         return copy
@@ -295,8 +295,9 @@ class TorchImages:
 
         Args:
             value: what to save.
-            trusts: whether the caller guarantees: an object that the last call received, too, still holds the same
-                tensors. The guarantee covers `value` and, if `value` is a dictionary, each value in the dictionary.
+            trusts: if True, the caller guarantees something about dictionaries that were also passed in the last
+                call: nothing in them has changed, except the content of tensors. Their last pickle may then be used
+                again without a comparison. This applies to `value` and to each dictionary that is a value in it.
 
         Raises:
             UncomposableError: a storage is on a device that is neither `cpu` nor `cuda`.

@@ -1,8 +1,8 @@
 """Buckets of Google Cloud Storage and Azure. Requests go through obstore, an optional package.
 
 This module repeats failed requests itself, because obstore's ten retries would hide faults and ignore the deadline.
-There are two exceptions: `put` sends its request once, and obstore repeats the requests of `upload`. After an
-interruption, an upload starts again at the first byte.
+There are two exceptions: `put` sends its request once, and obstore repeats the requests of `upload`. If an upload
+fails or the process restarts, the next attempt sends the whole object again.
 
 The server may be hostile. Objects are read as streams, and a read stops as soon as the requested bytes have arrived.
 A listing has the same limits as a listing of S3. Two things that obstore keeps in memory are not limited in size: one
@@ -203,7 +203,7 @@ class LibraryBucket:
         progress: Progress | None,
         deadline_s: float | None,
     ) -> None:
-        """See `Bucket`. obstore repeats requests itself here, because a stream cannot be started again."""
+        """See `Bucket`. obstore repeats the requests here, because this method can read the content only once."""
         # A file is passed as a stream, too. If obstore read the file itself, this method could not call `fence` after
         # the last part.
         content = source if isinstance(source, Content) else _content_of(source)
@@ -264,7 +264,11 @@ class LibraryBucket:
         begun_before_s: float | None,
         deadline_s: float | None,
     ) -> int:
-        """Do nothing: Google and Azure delete unfinished uploads by themselves."""
+        """Do nothing, because obstore cannot list unfinished uploads.
+
+        Azure deletes them after a week. On Google Cloud Storage, they stay until a lifecycle rule of the
+        bucket deletes them.
+        """
         del prefix, only, keys, begun_before_s, deadline_s
         return 0
 
@@ -312,9 +316,9 @@ class LibraryBucket:
 
     def _client(self, timeout_s: float) -> Client:
         self._keys.refresh()
-        # A client has one timeout for all its requests. Timeouts are rounded, so that a few clients are enough.
-        # Each timeout is rounded down to `request_timeout_s`, multiplied or divided by 1, 2, 4, 8, … A timeout below
-        # 0.25 s counts as 0.25 s.
+        # A client has one timeout for all its requests. Timeouts are rounded down, so that a few clients are enough.
+        # The possible values are `request_timeout_s` times …, 1/4, 1/2, 1, 2, 4, … A timeout below 0.25 s counts as
+        # 0.25 s.
         rounded_s = self._options.request_timeout_s
         while rounded_s > max(timeout_s, _SHORTEST_TRY_S):
             rounded_s /= 2

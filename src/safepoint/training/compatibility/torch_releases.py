@@ -51,7 +51,7 @@ class PatientAgent(LocalElasticAgent):
 
 
 class _Signals:
-    """Stands in for the module `signal`. Its function `signal` sets no handler."""
+    """Replaces the module `signal` in torch elastic. The method `signal` of this class sets no handler."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(signal, name)

@@ -222,7 +222,9 @@ class Outcome:
             self.end_now(interrupted.exit_code)
 
     def end_outside_training(self) -> None:
-        """End the process without a save: SIGTERM arrived outside a training. First wait for the newest upload.
+        """Wait for the upload of the newest checkpoint, then end the process without a save.
+
+        Called if SIGTERM arrives outside a training.
 
         If a process image will be made instead of a save, the process does not end.
         """

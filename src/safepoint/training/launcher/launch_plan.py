@@ -53,7 +53,7 @@ class LaunchPlan:
         if not 0 <= self.node_rank < self.nnodes:
             raise UsageError(f"--node-rank {self.node_rank} must be at least 0 and below --nnodes {self.nnodes}")
         if self.nnodes > 1 and self.master_addr is None:
-            raise UsageError("several nodes need --master-addr", hint="give the host name of node 0 on every node")
+            raise UsageError("several nodes need --master-addr", hint="on all nodes, give the host name of node 0")
         if self.master_port is not None and not 0 < self.master_port < 65536:
             raise UsageError(f"--master-port {self.master_port} must be a port number")
         if self.max_restarts < 0:

@@ -1,8 +1,9 @@
-"""Watches the free space of the folders that saves need, warns early, and records a forecast.
+"""Watches the free space for saves: warns early, and records a forecast.
 
 On every node the launcher watches the temporary folder, in which ranks write the small files of a save. If the
 launcher's node manages the output folder (see `Folders`), the launcher watches this folder too. The launcher deletes
-nothing. If a save does not fit, the process that saves deletes older checkpoints first (`checkpoint.local.thinning`).
+nothing. If there is no room for a save, the keeper or a rank first deletes older checkpoints
+(`checkpoint.local.thinning`).
 
 Each look at a folder runs on a thread of its own. The next look at this folder begins only when the last look has
 returned. So if a folder hangs, only one thread hangs. The training never waits for a look. When a look at one folder

@@ -99,10 +99,11 @@ def _is_ours(folder: Path) -> bool:
 
 
 def keep_rank_in_its_folder(folder: str | None) -> None:
-    """Let this rank, or the template of ranks, use no other temporary folder than TMPDIR or one of its launcher.
+    """Let this process use only TMPDIR or a folder of its launcher for temporary files; see `keep_temporary_folder`.
 
-    See `keep_temporary_folder`. Call this function before torch is imported: packages compute paths of compiled code
-    while they are imported. Call it in a copy of the template, too: TMPDIR may be full by then.
+    The process is a rank, or the template from which ranks are forked. Call this function before torch is imported:
+    packages compute paths of compiled code while they are imported. A rank that was forked from the template calls
+    this function again, because TMPDIR may be full by then.
 
     Args:
         folder: the launcher's folder; None or empty without a launcher.

@@ -25,7 +25,8 @@ class MetricReader:
         left out.
 
         Args:
-            metrics: by name, numbers or tensors of one element; everything else is left out.
+            metrics: the metrics by name. Numbers and tensors of one element are read. Complex tensors, and everything
+                else, such as a flag, are left out.
             is_last: whether to wait for the values of this call.
         """
         known: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Which packages a program will import, read from its source without executing it.
+"""Finds the packages that a program will import. The source files of the program are read, but not executed.
 
 The list has only installed packages (in site-packages). These packages change rarely, and each start of ranks checks
 whether a file of these packages has changed. Files of the project are searched for further imports, but are never
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MOST_FILES = 200
-"""How many files of a project are searched."""
+"""At most this many files of a project are searched."""
 _MOST_BYTES = 4 << 20
 
 
@@ -41,7 +41,7 @@ class Wanted:
 
 
 def installed_folders() -> tuple[str, ...]:
-    """The folders in which installed packages are, without links in their paths."""
+    """The folders that contain installed packages, as absolute paths in which links are resolved."""
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()}
     if site.ENABLE_USER_SITE:
         folders.add(site.getusersitepackages())
@@ -114,9 +114,10 @@ def _imports_of(path: Path) -> Iterator[Wanted]:
 
 
 def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
-    """The imports that are executed when a module is imported, including those in `if`, `try` and `with`.
+    """The imports that Python may execute when it loads a module, including those in `if`, `try` and `with`.
 
-    Imports for type checkers and imports in `except` blocks are left out.
+    Three kinds of imports are left out: relative imports; imports in an `if TYPE_CHECKING` statement, or in its
+    `else`; and imports in all other blocks, such as `except`.
     """
     for statement in statements:
         match statement:

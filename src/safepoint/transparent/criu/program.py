@@ -5,13 +5,14 @@ these releases are refused before anything is frozen. `/etc/criu/default.conf` i
 depend on it.
 """
 
+import contextlib
 import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,15 +65,20 @@ class Criu:
         Raises:
             FreezeError: CRIU failed.
         """
-        command = [*inside, *self.command(action, arguments, folder=folder, log=log)]
         # The output goes to a file, not to a pipe. If CRIU is killed, processes that it has started may hold a pipe
         # open.
-        with tempfile.TemporaryFile() as output:
+        with tempfile.TemporaryFile() as output, open_folder(folder) as images:
+            command = [*inside, *self.command(action, arguments, images=images, log=log)]
 
             def start() -> "subprocess.Popen[bytes]":
                 # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    process_group=0,
+                    pass_fds=[images],
                 )
                 if started is not None:
                     started(process.pid)
@@ -84,10 +90,21 @@ class Criu:
                 output.seek(0)
                 raise failure(action, log, process.returncode, output.read().decode(errors="replace"))
 
-    def command(self, action: str, arguments: Sequence[str], *, folder: Path, log: Path) -> list[str]:
-        """The command that `run` runs."""
-        fixed = ["--no-default-config", "--images-dir", str(folder), "--log-file", str(log), "-v2"]
+    def command(self, action: str, arguments: Sequence[str], *, images: int, log: Path) -> list[str]:
+        """The command that `run` runs, as a child process that inherits the descriptor `images`."""
+        # The path of the folder may be valid in this process only.
+        fixed = ["--no-default-config", "--images-dir", f"/proc/self/fd/{images}", "--log-file", str(log), "-v2"]
         return [self.path, action, *fixed, "--tcp-established", "--file-locks", *arguments]
+
+
+@contextlib.contextmanager
+def open_folder(path: Path) -> Generator[int]:
+    """Open a folder for CRIU."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def failure(action: str, log: Path, exit_code: int, output: str = "") -> FreezeError:

@@ -23,7 +23,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.processes import identify, number_inside, tree_of
 from safepoint.transparent.criu.gate import Gate
 from safepoint.transparent.criu.namespaces import first_process_of
-from safepoint.transparent.criu.program import Criu, failure
+from safepoint.transparent.criu.program import Criu, failure, open_folder
 from safepoint.transparent.criu.trees import awaited_lock, held, kill
 
 _CORE = re.compile(r"core-([0-9]+)\.img")
@@ -104,14 +104,15 @@ class TreeRestore:
         if not self._in_namespace:
             arguments.append("--restore-detached")
         self._output = gate / "output"
-        with self._output.open("wb") as output:
+        with self._output.open("wb") as output, open_folder(folder) as images:
             self._process = subprocess.Popen(
-                [*namespace, *criu.command("restore", arguments, folder=folder, log=log)],
+                [*namespace, *criu.command("restore", arguments, images=images, log=log)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=self._in_namespace,
                 process_group=None if self._in_namespace else 0,
+                pass_fds=[images],
             )
         self._identity = identify(self._process.pid)
         self._look_at_locks_s = 0.0

@@ -127,7 +127,10 @@ class ImageLocation:
                 raise
             raise ImageError(f"{where} is invalid: {error.message}", hint=error.hint) from error
         if manifest.name != name:
-            raise ImageError(f"{self.where(name)} holds the manifest of {manifest.name}; it was not used")
+            raise ImageError(
+                f"{self.where(name)} holds the manifest of {manifest.name}, which is another image; "
+                f"{name} was not used"
+            )
         self._authenticate(manifest)
         return manifest
 

@@ -8,6 +8,7 @@ the same key, because each file of each image has its own key, and each file is 
 its end. If a file is cut off, or its chunks are exchanged, the nonce of a chunk no longer matches its tag.
 """
 
+import functools
 import importlib
 import mmap
 import os
@@ -40,6 +41,11 @@ class FileProtection:
 def _cipher(key: bytes) -> Any:
     # Imported here, because a file without protection does not need this package.
     return importlib.import_module("cryptography.hazmat.primitives.ciphers.aead").AESGCM(key)
+
+
+@functools.cache
+def _invalid_tag() -> type[Exception]:
+    return importlib.import_module("cryptography.exceptions").InvalidTag
 
 
 def _nonce(number: int, *, is_last: bool) -> bytes:
@@ -227,11 +233,10 @@ class ProtectedFile:
 
     def _open(self, number: int, message: bytes, associated: memoryview | None) -> bytes:
         assert self._cipher is not None
-        invalid = importlib.import_module("cryptography.exceptions").InvalidTag
         try:
             nonce = _nonce(number, is_last=number == self._num_chunks - 1)
             found: bytes = self._cipher.decrypt(nonce, message, associated)
-        except invalid as error:
+        except _invalid_tag() as error:
             raise ImageError(
                 f"{self.name} is damaged, or was changed by a program that does not have the image's key; the file "
                 "was not used"

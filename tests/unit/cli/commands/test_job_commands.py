@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -357,6 +358,18 @@ def test_what_other_commands_refuse(
     assert "Traceback" not in outcome.stderr
     assert _contents(tmp_path / "state") in (there, [str(history_file())])
     assert _jobs() == jobs_before
+
+
+@pytest.mark.parametrize("option", [("--from", "20"), ("--from-checkpoint",)])
+def test_a_choice_of_the_checkpoint_on_a_cluster(option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused, and the job does not resume."""
+    resumed: list[str] = []
+    cluster = SimpleNamespace(resume=resumed.append)
+    monkeypatch.setattr("safepoint.cli.commands.jobs.open_jobs", lambda *_: contextlib.nullcontext(cluster))
+    outcome = safepoint("resume", "--on", "kind", "--json", *option, "tiny")
+    assert outcome.code == 16, outcome.stderr
+    assert f"{option[0]} is not possible for job tiny" in outcome.exit_error["message"]
+    assert resumed == []
 
 
 def _jobs() -> list[tuple[object, ...]]:

@@ -144,6 +144,6 @@ def test_a_job_that_does_not_run_is_refused(pod: list[list[str]]) -> None:
 def test_a_job_with_images_does_not_get_more_pods() -> None:
     claim = {"metadata": {"name": "ckpt"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
     namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()], persistentvolumeclaims=[claim])
-    with pytest.raises(UnsupportedError, match="restored pods have other addresses"):
+    with pytest.raises(UnsupportedError, match="restored pods have new addresses"):
         jobs_of(namespace).scale(JOB, 2)
     assert namespace.changes == []

@@ -247,7 +247,7 @@ def test_the_pod_of_a_job_with_images_gets_rights_and_a_key_that_only_root_reads
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"num_nodes": 2, "settings": FREEZABLE}, "restored pods have other addresses"),
+        ({"num_nodes": 2, "settings": FREEZABLE}, "restored pods have new addresses"),
         ({"settings": RunSettings(freeze_as_last_resort=True)}, "output location in a claim"),
         ({"settings": RunSettings(output_dir="s3://b/a", freeze_as_last_resort=True)}, "output location in a claim"),
     ],

@@ -109,6 +109,17 @@ def test_deepspeed_in_the_arguments_or_in_a_file(stage: int, tmp_path: Path) -> 
         assert (given.strategy, given.is_mixed) == (Strategy(f"zero{stage}"), True)
 
 
+def test_a_file_of_deepspeed_that_is_damaged(tmp_path: Path) -> None:
+    """The hint is about this file: `--for` itself is right."""
+    (tmp_path / "zero.json").write_text("{")
+    path = tmp_path / "arguments.json"
+    path.write_text('{"output_dir": "out", "deepspeed": "zero.json"}')
+    with pytest.raises(UsageError, match=r"deepspeed .*zero\.json") as raised:
+        read_arguments(path)
+    assert raised.value.hint == "pass --strategy zero1, zero2 or zero3"
+    assert read_arguments(path, known={"strategy"}).strategy is None
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -63,7 +63,7 @@ def freeze(
 
     All processes of a job are stopped at the same moment, on all nodes. Without --leave-running, the job is then
     suspended: `safepoint thaw` continues the job in the middle of a step. `safepoint resume` does the same if the
-    image is newer than all checkpoints; otherwise it continues from the newest checkpoint.
+    image can be used and is newer than all checkpoints. Otherwise the job continues from its newest checkpoint.
 
     The image holds the memory of the processes, with all passwords in it. If the image is in a folder, only root can
     read the image. It is authenticated with your own key, or with the key in --key, so that `safepoint thaw` detects
@@ -119,10 +119,11 @@ def freeze(
         "is_running": leave_running,
         "staged_in": "memory" if found.is_in_memory else "disk",
     }
-    after = "still running" if leave_running else "then ended"
+    after = "still running" if leave_running else "ended after the freeze"
     lines = [
         f"{location.where(manifest.name)}: {plural(num_processes, 'process')} with "
-        f"{format_bytes(raw_bytes(manifest))} of memory, stored in {format_bytes(manifest.size_bytes)}; {after}",
+        f"{format_bytes(raw_bytes(manifest))} of memory, {after}; size of the image: "
+        f"{format_bytes(manifest.size_bytes)}",
         f"frozen for {format_duration(found.frozen_s)}; raw pages were written to {document['staged_in']} first",
     ]
     if manifest.sources:

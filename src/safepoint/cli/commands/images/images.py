@@ -159,10 +159,10 @@ def prune(
     """Delete the images that --keep does not select, and that no kept image needs.
 
     These images always stay: the newest one, the newest valid one, damaged ones, and all images that one of these
-    needs. In a folder, images that are being read also stay. In an object store it is not known what is being read.
-    Images that state another key than the key of this command (yours, or the key in --key) also stay. Images without
-    protection are counted separately. Exit code 11: an image is being written to the location. Exit code 13: an image
-    could not be deleted.
+    needs. In a folder, images that are being read also stay. In an object store, the command may delete an image
+    while another process reads it. Images that state another key than the key of this command (yours, or the key in
+    --key) also stay. Images without protection are counted separately. Exit code 11: an image is being written to the
+    location. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)

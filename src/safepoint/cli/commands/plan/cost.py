@@ -70,7 +70,7 @@ def cost(
         float, typer.Option(metavar="NUMBER", help="Price of an hour of all machines together, in any currency.")
     ] = 0.0,
     interruptions: Annotated[
-        str, typer.Option(metavar="RATE", help="How often the job is interrupted, for any reason, such as 4/week.")
+        str, typer.Option(metavar="RATE", help="How often the job is interrupted, such as 4/week. All causes count.")
     ] = "4/week",
     announced: Announced = 1.0,
     ranks_only: RanksOnly = 0.0,
@@ -105,10 +105,10 @@ def cost(
 ) -> None:
     """Compute what interruptions cost, in hours and money.
 
-    Without --for, the command compares a month under four policies: no checkpoints; periodic checkpoints; periodic
-    checkpoints and a save on SIGTERM (JIT, just in time); and Safepoint's snapshots in memory with JIT. The defaults
-    of --interruptions, --job, --blocking and --notice-save come from Red Hat's article on just-in-time checkpoints.
-    Money has the currency of --price.
+    Without --for, the command compares what is lost in a month under four policies: no checkpoints; periodic
+    checkpoints; periodic checkpoints and a save on SIGTERM (JIT, just in time); and Safepoint's snapshots in memory
+    with JIT. The defaults of --interruptions, --job, --blocking and --notice-save come from Red Hat's article on
+    just-in-time checkpoints. Money has the currency of --price.
 
     Exit codes: 0 the costs are printed; 2 an option is invalid, or the interruptions leave no time for productive
     work; 10 there is no such job, or it has not trained.

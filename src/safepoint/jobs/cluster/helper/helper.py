@@ -1,4 +1,4 @@
-"""Runs a helper: creates it, reads its answer, moves its deadline while it works, and deletes it.
+"""Runs a helper: creates it, reads its answer, extends its deadline while it works, and deletes it.
 
 A helper is a Kubernetes Job with config maps. Its pod runs one command of Safepoint. The answer of a helper is what
 the command prints and how the command ends. The pod writes the answer to its log as frames: numbered lines. The Job
@@ -50,7 +50,7 @@ _LOOK_S, _SHORT_LOOK_S, _SOON_S = 1.0, 0.25, 5.0
 _STARTS_WITHIN_S = 900.0
 """The time within which the pod has to start. An image of 10 GB takes minutes to pull."""
 _SAY_AFTER_S = 15.0
-_MOVE_S = 30.0
+_EXTEND_S = 30.0
 _EVENTS_AFTER_S = 2.0
 _TIMES_BROKEN = 20
 _MOST_LINES, _MOST_SHOWN = 20, 4096
@@ -121,7 +121,7 @@ def _created(api: ClusterApi, name: str, request: HelperRequest, document: Objec
         for config_map in config_maps(request, job):
             create(api, "configmaps", config_map)
         threading.Thread(
-            target=_move_deadline, args=(api, job, is_over), name="safepoint-helper", daemon=True
+            target=_extend_deadline, args=(api, job, is_over), name="safepoint-helper", daemon=True
         ).start()
         yield job
     finally:
@@ -130,13 +130,13 @@ def _created(api: ClusterApi, name: str, request: HelperRequest, document: Objec
             api.delete("jobs", name)
 
 
-def _move_deadline(api: ClusterApi, job: Object, is_over: threading.Event) -> None:
-    """Move the Job's deadline again and again, so that the cluster ends the Job only if this process has ended.
+def _extend_deadline(api: ClusterApi, job: Object, is_over: threading.Event) -> None:
+    """Extend the Job's deadline regularly. If this process ends, the cluster ends the Job at its last deadline.
 
     If the user may not change Jobs, the first deadline remains.
     """
     begun_s = clock.monotonic_s()
-    while not is_over.wait(_MOVE_S):
+    while not is_over.wait(_EXTEND_S):
         deadline_s = round(clock.monotonic_s() - begun_s) + DEADLINE_S
         try:
             api.patch("jobs", name_of(job), {"spec": {"activeDeadlineSeconds": deadline_s}})

@@ -25,8 +25,8 @@ from safepoint.progress.trainer_status import (
 def progress_of(job: Object, state: JobState) -> Progress | None:
     """The progress of a job; None if the cluster has no progress of the job.
 
-    There are two ways. Either the pods post the progress to the status server of Kubeflow Trainer. Or OpenShift AI's
-    controller reads the progress from the pods, and writes it into an annotation of the job.
+    The progress is in one of two places: in the status of the job, if the pods post to Kubeflow Trainer's status
+    server; or in an annotation of the job, if OpenShift AI's controller reads the progress from the pods.
     """
     status = at(job, "status", "trainerStatus")
     if status is not None:
@@ -89,8 +89,8 @@ def _progress(
 
 
 def _space(values: Mapping[str, float | None]) -> tuple[SpaceRecord, ...]:
-    """The free space that the pods have posted: of a folder that is nearly full, and of the output folder. A folder
-    without posted values is left out."""
+    """The records of up to two folders: a folder that is nearly full, and the output folder. A folder is left out if
+    the pods have not posted its free space."""
     found: list[SpaceRecord] = []
     saves_left, remaining_s = count_of(values.get(SPACE_SAVES)), values.get(SPACE_SECONDS)
     if saves_left is not None or remaining_s is not None:

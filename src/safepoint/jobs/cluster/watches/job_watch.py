@@ -128,8 +128,8 @@ class JobWatch:
         if not self._has_warned and clock.monotonic_s() - since_s >= _OLD_S:
             self._has_warned = True
             _log.warning(
-                "the jobs of %s were not updated since %s, and may have changed: %s; the cluster is asked again each "
-                "second",
+                "the jobs of %s may have changed since %s, because requests to the cluster fail: %s; the requests "
+                "are repeated every second",
                 self._api.connection.name,
                 since,
                 error.message,
