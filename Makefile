@@ -107,7 +107,8 @@ test-cluster-core: $(INSTALLED) ## of these, the life of a job: suspended, preem
 	  tests/cluster/test_faults.py -k 'is_suspended or preempted or deleted or evicted'; fi
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device; skipped without one (ten minutes)
-	$(PYTEST) -n 0 -m gpu tests/gpu/test_device_copy.py tests/gpu/test_metric_reader.py tests/gpu/test_checkpoint_api.py
+	$(PYTEST) -n 0 -m gpu tests/gpu/test_device_copy.py tests/gpu/test_metric_reader.py tests/gpu/test_checkpoint_api.py \
+	  tests/gpu/test_jobs.py
 	$(PYTEST) -n 4 --dist load -m gpu tests/gpu/test_trainings.py
 
 test-long: $(INSTALLED) ## 20 interruptions of two nodes in each pattern, 500 kills, and further cases (hours)

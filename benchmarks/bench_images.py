@@ -32,6 +32,7 @@ from safepoint.transparent.criu.program import VARIABLE, Criu, find_criu
 from safepoint.transparent.images.location import ImageLocation
 from safepoint.transparent.images.materialise import materialise, raw_bytes
 from safepoint.transparent.protection.keys import read_key
+from safepoint.transparent.staging import staging
 from safepoint.transparent.thaw import thaw_image
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,9 +129,8 @@ def measure(criu: Criu, shape: str, options: argparse.Namespace) -> list[str]:
                 end()
                 restored["safepoint"].append(timed(lambda: thaw_image(criu, location, name)))
                 end()
-                target.mkdir()
-                restored["of it, reading"].append(timed(lambda: materialise(location, name, target)))
-                shutil.rmtree(target)
+                with staging(size, Path(disk)) as stage:
+                    restored["of it, reading"].append(timed(lambda: materialise(location, name, stage.pages)))
                 restored["copy"].append(timed(lambda: shutil.copytree(raw, target)))
                 shutil.rmtree(target)
     return report(shape, size, frozen, restored, shares)

@@ -79,7 +79,7 @@ def restore(folder: Path) -> dict[str, float]:
     table.check_runs({key: one.header.num_stored for key, one in found.items()})
     files = {key: RegionFile(folder / f"image-{3 - key.image}" / regions_name(1), found[key]) for key in found}
     (folder / "restored").unlink(missing_ok=True)
-    descriptor = os.open(folder / "restored", os.O_WRONLY | os.O_CREAT)
+    descriptor = os.open(folder / "restored", os.O_RDWR | os.O_CREAT)
     restore_pages(table, files, descriptor)
     os.close(descriptor)
     return {}

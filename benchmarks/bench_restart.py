@@ -99,6 +99,7 @@ def main() -> None:
     )
     jobs.add_argument("--backend", help="gloo for several ranks on one CUDA device, which NCCL refuses")
     jobs.add_argument("--limit-s", type=float, default=1e9, help="start no further job after this time")
+    jobs.add_argument("--logs", type=Path, help="keep the log of each job in this folder")
     jobs.add_argument(
         "--variant", type=str.split, action="append", help="options of `safepoint run`; each variant is measured"
     )

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -179,8 +180,13 @@ def measure(options: argparse.Namespace) -> None:
             for name in names:
                 folder = Path(temporary) / f"{number}-{list(commands).index(name)}-{os.getpid()}"
                 one = run_job(commands[name], folder, moments, options)
+                if options.logs is not None:
+                    options.logs.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(folder / "log.txt", options.logs / f"{folder.name}.txt")
                 merge(found[name], one)
-                print(f"   job {number + 1} under {name}: {one.again['stepped_s']}", file=sys.stderr)
+                # Also if the benchmark is stopped before its end.
+                phases = {"first": one.first, "again": one.again, "start_timed": one.own}
+                print(f"   job {number + 1} under {name}: {json.dumps(phases)}", file=sys.stderr)
     place = f"on {options.device}, over {options.backend or 'the usual backend'}"
     print(f"   {options.ranks} ranks {place}, {options.state_mb} MB of state, steps of {options.step_ms:g} ms")
     table("from the start of the command, median (minimum) in s", {n: one.first for n, one in found.items()})

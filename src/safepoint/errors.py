@@ -12,6 +12,7 @@ SafepointError                 base of all of them
 │   ├── ObjectNotFoundError  13   there is no object under this key
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
+│   ├── NoRoomError          13   a disk has too little free space
 │   └── TransientError       13   busy, slow, cut off or out of reach: the same request may succeed later
 ├── CheckpointError      14   a checkpoint is damaged, or has a layout that Safepoint cannot read
 │   ├── ManifestError    14   the manifest itself is unreadable or unacceptable
@@ -182,6 +183,10 @@ class ConditionError(StorageError):
 
 class AccessDeniedError(StorageError):
     """The store or the cluster refuses these credentials, or grants them too little."""
+
+
+class NoRoomError(StorageError):
+    """A disk has too little free space for files that were about to be written."""
 
 
 class TransientError(StorageError):

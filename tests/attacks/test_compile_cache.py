@@ -245,6 +245,7 @@ def test_the_temporary_folder_has_room_when_a_rank_starts(tmp_path: Path, monkey
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 def test_a_rank_uses_no_other_temporary_folder(temporary: Path, tmp_path: Path) -> None:
     """The launcher's temporary folder cannot be written when the ranks start, as if another user had filled it."""
     script = tmp_path / "train.py"
@@ -279,6 +280,7 @@ def test_a_rank_uses_no_other_temporary_folder(temporary: Path, tmp_path: Path) 
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 def test_a_training(temporary: Path, tmp_path: Path) -> None:
     """PyTorch uses the private folder."""
     plant(temporary / "torchinductor_me", "file")

@@ -1,33 +1,245 @@
-"""A checkpoint in which the files of two ranks contradict each other about the work that is due.
+"""A checkpoint in which the files of two ranks contradict each other.
 
-One rank would begin an evaluation, or end the training, and the others would train on: the ranks would wait for each
-other until a time limit, in each start, and no message would name the checkpoint.
+They differ in the work that is due, or in the position in the data. One rank would begin an evaluation, or end an
+epoch, and the others would train on: the ranks would wait for each other until a time limit, in each start, and no
+message would name the checkpoint.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from safepoint.errors import CheckpointError
-from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
-from safepoint.training.integrations.transformers.resume.trainer_state import DeferredWork, LossTotals, RankState
+from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.errors import CheckpointError, NothingValidError
+from safepoint.foundation.events.run_events import CheckpointRejected
+from safepoint.foundation.events.stream import Event
+from safepoint.settings.run_settings import RunSettings
+from safepoint.training.integrations.lightning.lightning_data import LightningData
+from safepoint.training.integrations.transformers.resume.trainer_state import (
+    DeferredWork,
+    LossTotals,
+    RankState,
+    contradiction_in,
+)
+from safepoint.training.plain.data.position import DataSource, Position
+from safepoint.training.plain.data.tracked_data import TrackedData
+from safepoint.training.plain.plain_loop import PlainLoop
+from safepoint.training.start.choose import CheckpointChooser
+from safepoint.training.start.copies import Examine, ResumePoint
+from safepoint.training.start.first_start import FirstStart
+from safepoint.training.start.folders import Folders
+from safepoint.training.state.rng import capture_rng
+from tests.support.checkpoints import commit, prepared
 from tests.support.ranks import ThreadPeers, run_ranks
 
 _LOSS = LossTotals(since_log=0.0, total=0.0, last_logged_step=0, first_step=0)
 _STATE = RankState(loss=_LOSS, pending=DeferredWork(), epoch_rng={}, elapsed_s=0.0)
+_SAMPLES = list(range(80))
+"""40 batches for each of two ranks. The checkpoints of step 10 and 20 are of epoch 1 and 2."""
 
 
-def check(*states: RankState | None) -> list[Any]:
-    def one(peers: ThreadPeers) -> None:
-        resume = object.__new__(TrainerResume)
-        resume._point = SimpleNamespace(path=Path("checkpoint-2"))  # pyright: ignore
-        resume._state = states[peers.place.rank]
-        resume.check_ranks(peers)  # pyright: ignore
+class Stream(IterableDataset[int]):
+    """States a length, which need not be true."""
 
-    return run_ranks(len(states), one)
+    def __iter__(self) -> Any:
+        return iter(_SAMPLES[:40])
+
+    def __len__(self) -> int:
+        return 40
+
+
+def in_session(peers: ThreadPeers, data: Any = None) -> PlainLoop:
+    sampler: DistributedSampler[int] = DistributedSampler(_SAMPLES, 2, peers.place.rank)  # pyright: ignore
+    return _loop(peers, TrackedData(DataLoader(_SAMPLES, sampler=sampler) if data is None else data, print))
+
+
+def in_lightning(peers: ThreadPeers) -> PlainLoop:
+    return _loop(peers, LightningData(SimpleNamespace(), print))
+
+
+def _loop(peers: ThreadPeers, data: DataSource) -> PlainLoop:
+    parts: Any = SimpleNamespace(strategy="ddp", zero_stage=0, written_fraction=1.0)
+    return PlainLoop(parts, data, peers.place)
+
+
+def _in_lightning_at(epoch: int, batches: int, loader: Position | None = None, **others: Any) -> dict[str, Any]:
+    mine = loader or Position(epoch=epoch, batches=batches)
+    return _at(epoch, batches, loader=[mine.as_dict()], **others)
+
+
+def _at(epoch: int, batches: int, *, step: int | None = 20, **fields: Any) -> dict[str, Any]:
+    position = Position(epoch=epoch, batches=batches, **fields)
+    stated = {} if step is None else {"step": step}
+    return {"rng": capture_rng(), "position": position.as_dict(), **stated}
+
+
+def write(output: OutputFolder, step: int, *states: dict[str, Any]) -> None:
+    folder = output.root / "rank"
+    files: dict[int, dict[str, bytes]] = {0: {"model.safetensors": b"weights"}}
+    for rank, state in enumerate(states):
+        torch.save(state, folder)
+        files.setdefault(rank, {})[f"rank_{rank}.pt"] = folder.read_bytes()
+    folder.unlink(missing_ok=True)
+    commit(output, step, files)
+
+
+def resume(
+    output: OutputFolder, examine: Callable[[ThreadPeers], Examine], *, num_ranks: int = 2, **options: Any
+) -> tuple[list[Any], list[Event]]:
+    """Start on several ranks; returns what each rank resumes from, or its error, and the events of the first rank."""
+    events: list[Event] = []
+
+    def one(peers: Any) -> int | None:
+        settings, is_first = RunSettings(**options), peers.place.is_first
+        folders = Folders(is_owner=is_first, owner_of=dict.fromkeys(range(num_ranks), 0))
+        first = FirstStart(peers, output, None, settings)
+        report = events.append if is_first else lambda event: None
+        chooser = CheckpointChooser(peers, output, folders, None, settings, first, report, examine=examine(peers))
+        point = chooser.choose()
+        return None if point is None else point.manifest.step
+
+    return run_ranks(num_ranks, one), events
+
+
+def of(loop: Callable[[ThreadPeers], PlainLoop]) -> Callable[[ThreadPeers], Examine]:
+    def examine(peers: Any) -> Examine:
+        made = loop(peers)
+        return lambda point: made.contradiction_in(point, peers)
+
+    return examine
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> OutputFolder:
+    return prepared(tmp_path / "out")
+
+
+# ---- the position in the data -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loop", "first", "second", "reason"),
+    [
+        (in_session, _at(1, 5), _at(1, 6), "different positions in the data"),
+        (in_session, _at(1, 5), _at(2, 5), "different positions in the data"),
+        (in_session, _at(0, 5, taken=5), _at(0, 6, taken=5), "different positions in the data"),
+        (in_session, _at(1, 5, taken=45, step=10), _at(1, 15, taken=55), "is of step 10"),
+        (in_session, _at(9, 0), _at(9, 0), "the manifest says epoch 2"),
+        (in_lightning, _in_lightning_at(1, 5), _in_lightning_at(1, 6), "different positions in the data"),
+        (in_lightning, _in_lightning_at(1, 5), _at(2, 0), "different positions in the data"),
+        (
+            in_lightning,
+            _in_lightning_at(1, 5),
+            _in_lightning_at(1, 5, loader=Position(epoch=1, batches=9)),
+            "different positions in the data",
+        ),
+        (in_lightning, _in_lightning_at(1, 5), _in_lightning_at(1, 5, taken=3, step=10), "is of step 10"),
+    ],
+)
+def test_the_checkpoint_before_is_taken(
+    output: OutputFolder,
+    loop: Callable[[ThreadPeers], PlainLoop],
+    first: dict[str, Any],
+    second: dict[str, Any],
+    reason: str,
+) -> None:
+    """By all ranks. The event names the checkpoint and the reason, and the checkpoint is moved aside."""
+    write(output, 10, *[_in_lightning_at(1, 0, step=10) if loop is in_lightning else _at(1, 0, step=10)] * 2)
+    write(output, 20, first, second)
+    points, events = resume(output, of(loop))
+    assert points == [10, 10]
+    (rejected,) = [event for event in events if isinstance(event, CheckpointRejected)]
+    assert rejected.path.endswith("checkpoint-20")
+    assert reason in rejected.reason
+    assert output.steps() == [10]
+
+
+@pytest.mark.parametrize("loop", [in_session, in_lightning])
+def test_usual_checkpoints_are_taken(output: OutputFolder, loop: Callable[[ThreadPeers], PlainLoop]) -> None:
+    """Also one of a commit that did not count yet; a file of another kind of loop is refused later."""
+    place = _in_lightning_at if loop is in_lightning else _at
+    for states in ([place(1, 5, taken=45), place(1, 5, taken=45)], [place(1, 5, step=None)] * 2, []):
+        write(output, 20, *states)
+        assert resume(output, of(loop))[0] == [20, 20]
+        output.set_aside([output.root / "checkpoint-20"])
+
+
+def test_loops_that_skip_batches_on_a_rank(output: OutputFolder) -> None:
+    """A rank may leave out a batch that it cannot use, and take the next one: the ranks then are at other places."""
+    write(output, 20, _at(1, 5, taken=45), _at(1, 6, taken=46))
+    assert resume(output, of(in_session))[0] == [20, 20]
+
+
+@pytest.mark.parametrize("data", [Stream(), DataLoader(Stream())], ids=["any", "loader"])
+def test_streams_of_other_lengths(output: OutputFolder, data: Any) -> None:
+    """A stream does not state where an epoch ends. In the first epoch, the number of batches decides."""
+
+    def loop(peers: ThreadPeers) -> PlainLoop:
+        return in_session(peers, data)
+
+    write(output, 10, _at(0, 9, taken=9, step=10), _at(0, 8, taken=9, step=10))
+    write(output, 20, _at(0, 41, taken=41), _at(1, 1, taken=41))
+    assert resume(output, of(loop))[0] == [20, 20]
+    output.set_aside([output.root / "checkpoint-20"])
+    assert {type(one) for one in resume(output, of(loop))[0]} == {NothingValidError}
+
+
+def test_a_named_checkpoint_is_refused(output: OutputFolder) -> None:
+    write(output, 10, *[_at(1, 0, step=10)] * 2)
+    write(output, 20, _at(1, 5), _at(1, 6))
+    found, _ = resume(output, of(in_session), resume=str(output.root / "checkpoint-20"))
+    assert {type(one) for one in found} == {CheckpointError}
+    assert "checkpoint-20 cannot be used: the files of the ranks 0 and 1" in str(found[1])
+    assert output.steps() == [20, 10]
+
+
+@pytest.mark.parametrize(
+    "broken", [{"position": 5}, {"position": {"epoch": -1}}, {}, 5, {"position": {}, "step": []}]
+)
+def test_a_file_without_a_position_is_refused_by_all(output: OutputFolder, broken: Any) -> None:
+    write(output, 20, _at(1, 5), broken)
+    found, _ = resume(output, of(in_session))
+    assert {type(one) for one in found} == {CheckpointError}
+    assert all("rank_1.pt could not be loaded" in str(one) for one in found)
+
+
+def test_what_a_loop_counts() -> None:
+    """The number of batches goes on after a resume, also in another epoch."""
+    data = TrackedData(_SAMPLES[:4], print)
+    for batches in data.epochs(1):
+        list(batches)
+    data.resume(replace(data.position(), batches=0), None)
+    batches = next(iter(data.epochs(2)))
+    next(batches)
+    assert (data.position().epoch, data.position().batches, data.position().taken) == (1, 1, 5)
+
+
+# ---- the work that is due -----------------------------------------------------------------------------------------
+
+
+def in_trainer(peers: Any) -> Examine:
+    return lambda point: contradiction_in(point, peers)
+
+
+def write_states(output: OutputFolder, step: int, states: Sequence[RankState | None]) -> None:
+    folder = output.root / "rank"
+    files: dict[int, dict[str, bytes]] = {0: {"model.safetensors": b"weights"}}
+    folder.mkdir()
+    for rank, state in enumerate(states):
+        if state is not None:
+            state.write(folder, rank)
+            (path,) = folder.iterdir()
+            files.setdefault(rank, {})[path.name] = path.read_bytes()
+            path.unlink()
+    folder.rmdir()
+    commit(output, step, files)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +250,16 @@ def check(*states: RankState | None) -> list[Any]:
         replace(_STATE, asked_accumulation=7), replace(_STATE, is_irregular=True), None,
     ],
 )  # fmt: skip
-def test_they_contradict_each_other(other: RankState | None) -> None:
-    """All ranks end with the same error."""
-    found = check(_STATE, other, _STATE)
-    assert [type(one) for one in found] == [CheckpointError] * 3
-    assert all("checkpoint-2 was not loaded" in str(one) for one in found)
+def test_due_work_that_contradicts(output: OutputFolder, other: RankState | None) -> None:
+    write_states(output, 10, [_STATE, _STATE])
+    write_states(output, 20, [_STATE, other])
+    points, events = resume(output, in_trainer)
+    assert points == [10, 10]
+    (rejected,) = [event for event in events if isinstance(event, CheckpointRejected)]
+    assert "the files of the ranks 0 and 1 contradict each other about the work that is due" in rejected.reason
 
 
-def test_they_may_differ_in_all_else() -> None:
+def test_they_may_differ_in_all_else(output: OutputFolder) -> None:
     work = DeferredWork(evaluate=True, grad_norm=1.5, learning_rate=0.1)
     states = [
         replace(
@@ -53,5 +267,14 @@ def test_they_may_differ_in_all_else() -> None:
         )
         for number in (1.0, 2.0)
     ]
-    assert check(*states) == [None, None]
-    assert check(None, None) == [None, None]
+    write_states(output, 10, states)
+    assert resume(output, in_trainer)[0] == [10, 10]
+    write_states(output, 20, [None, None])
+    assert resume(output, in_trainer)[0] == [20, 20]
+
+
+def test_the_point_states_the_ranks_before(output: OutputFolder) -> None:
+    """On another number of ranks each rank reads the file of one that was there, and losses of all."""
+    write_states(output, 10, [_STATE, replace(_STATE, asked_accumulation=7)])
+    point = ResumePoint(path=output.root / "checkpoint-10", manifest=read_manifest(output.root / "checkpoint-10"))
+    assert run_ranks(3, lambda peers: in_trainer(peers)(point)) == ["", "", ""]

@@ -14,6 +14,7 @@ import torch
 
 from safepoint.errors import CheckpointError, StorageError
 from safepoint.foundation.volumes import needed
+from safepoint.foundation.volumes.room import Room
 from safepoint.training.integrations.deepspeed.partitions import Partitions
 from safepoint.training.integrations.deepspeed.universal import Universal
 from safepoint.training.integrations.transformers.sharding import repartition
@@ -69,7 +70,7 @@ def test_sizes_that_are_none(place: str, shape: Any, tmp_path: Path, monkeypatch
         of["frozen.weight" if place == "frozen" else "embed.weight"] = shape
 
     _change(written, "*model_states*", change)
-    monkeypatch.setattr(needed, "free_bytes", lambda folder: 1)
+    monkeypatch.setattr(needed, "room_of", lambda folder, **_: Room(free_bytes=1))
     with pytest.raises((CheckpointError, TypeError)):
         Universal(Partitions(tmp_path / "saved", ranks=1), tmp_path / "copy", stage=2).check_room()
 

@@ -102,6 +102,7 @@ def test_the_home_folder_is_made_again(temporary: Path, tmp_path: Path, monkeypa
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 def test_a_training(temporary: Path, tmp_path: Path) -> None:
     """The first start of the rank replaces the folder, and dies."""
     script = tmp_path / "train.py"

@@ -99,6 +99,7 @@ def test_folders_that_the_user_has_chosen(temporary: Path, tmp_path: Path, monke
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 def test_a_training(temporary: Path, tmp_path: Path) -> None:
     """The script looks for code as flash-attn 4 does."""
     plant(temporary / "me")

@@ -13,6 +13,7 @@ from safepoint.checkpoint.format.digest import PART_BYTES, digest_bytes, digest_
 from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import StorageError
 from safepoint.foundation.volumes import needed
+from safepoint.foundation.volumes.room import Room
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from safepoint.transparent.images.bucket import ImageBucket
@@ -40,7 +41,7 @@ def source(tmp_path: Path) -> ImageLocation:
 def test_the_copy_is_refused(
     source: ImageLocation, tmp_path: Path, is_bucket: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(needed, "free_bytes", lambda folder: 64 << 30)
+    monkeypatch.setattr(needed, "room_of", lambda folder, **_: Room(free_bytes=64 << 30))
     target = ImageLocation(tmp_path / "target")
     if is_bucket:
         (tmp_path / "fetched").mkdir()

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, FileEntry, Manifest
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from safepoint.checkpoint.format.verify import read_manifest, verify
+from safepoint.checkpoint.remote import marks
+from safepoint.checkpoint.remote.marks import Mark
 from safepoint.checkpoint.remote.publish import Published, finish_parts, publish
 from safepoint.checkpoint.remote.remote_folder import PARTS, UNFINISHED, RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import UploadRecord
@@ -21,10 +23,10 @@ from safepoint.checkpoint.tools.atomic_export import MARK, check_empty, clean_ex
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.errors import ConflictError, TransientError
-from safepoint.foundation import clock
+from safepoint.foundation import bounded_json, clock
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location, Scheme
-from tests.support.checkpoints import commit, prepared
+from tests.support.checkpoints import commit, describe, prepared
 from tests.support.foreign import write_foreign
 from tests.support.stores import FaultyStore
 
@@ -219,3 +221,18 @@ def test_an_invalid_manifest_in_the_checkpoint_of_another_program(store: FaultyS
     )
     assert verify(folder).is_valid
     assert set(verify(folder).strays) == others
+
+
+def test_marks_of_millions_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No manifest could list that many files, so no writer has written the mark. It is not parsed."""
+    entries = tuple(FileEntry(path=path, size_bytes=0, digest=digest_bytes(b"")) for path in "ab")
+    one, two = (len(describe(20)(entries[:count]).to_bytes()) for count in (1, 2))
+    assert 2 * MAX_MANIFEST_BYTES // (two - one) <= marks._MAX_VALUES
+    monkeypatch.setattr(marks, "_MAX_VALUES", 1000)
+    paths = [str(number) for number in range(1002)]
+    usual = {"files": dict.fromkeys(paths[:500], 1), "versions": dict.fromkeys(paths[:495], "v")}
+    assert len(Mark.parse(json.dumps(usual).encode(), 0.0).sizes) == 500
+    monkeypatch.setattr(bounded_json.json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    for hostile in ({"files": dict.fromkeys(paths, 1)}, {"files": {"a": [1] * 1002}}, [""] * 1002):
+        assert Mark.parse(json.dumps(hostile).encode(), 0.0) == Mark(modified_s=0.0)
+    assert Mark.parse(b'"' + b"," * 1002 + b'"' + b'""' * 3000, 0.0) == Mark(modified_s=0.0)

@@ -94,6 +94,7 @@ class TestPlantedFiles:
         assert {option for _, option in first} == {"-P"}
 
     @pytest.mark.ranks
+    @pytest.mark.usefixtures("start_of_ranks")
     @pytest.mark.parametrize("name", ["json.py", "safepoint/__init__.py"])
     def test_modules_in_the_current_folder(self, name: str, shared: Path, tmp_path: Path) -> None:
         """Neither ranks nor keeper import them; the script's own folder counts as ever."""

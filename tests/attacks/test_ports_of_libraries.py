@@ -28,6 +28,7 @@ needs_loopback = pytest.mark.skipif(not Path("/sys/class/net/lo").exists(), reas
 
 @needs_loopback
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_PROGRAM)

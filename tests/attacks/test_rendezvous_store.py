@@ -341,6 +341,7 @@ def _run(output: Path, script: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 @pytest.mark.skipif(bool(networks.unavailable()), reason="needs a network namespace")
 def test_a_job_of_one_node_listens_on_loopback_only(tmp_path: Path) -> None:
     """In a network of its own, no socket of a job is open to another machine."""

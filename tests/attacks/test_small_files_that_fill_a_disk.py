@@ -19,6 +19,7 @@ from safepoint.errors import StorageError
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.volumes import needed
 from safepoint.foundation.volumes.needed import shortage
+from safepoint.foundation.volumes.room import Room
 from safepoint.jobs.local.attempt import fetch
 from safepoint.jobs.model.inputs import Input
 from safepoint.storage.local_folder import LocalStore
@@ -31,7 +32,7 @@ _FREE = 200 << 20
 @pytest.fixture(autouse=True)
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on a disk with 200 MiB of free space."""
-    monkeypatch.setattr(needed, "free_bytes", lambda folder: _FREE)
+    monkeypatch.setattr(needed, "room_of", lambda folder, **_: Room(free_bytes=_FREE))
     folder = tmp_path / "disk"
     folder.mkdir()
     return folder
@@ -49,9 +50,7 @@ def test_a_checkpoint_of_many_small_files(name: str, disk: Path) -> None:
 
 def test_a_disk_without_inodes(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files need them, too."""
-    status = os.statvfs(disk)
-    few = os.statvfs_result((*status[:7], 2500, *status[8:]))
-    monkeypatch.setattr(os, "statvfs", lambda folder: few)
+    monkeypatch.setattr(needed, "room_of", lambda folder, **_: Room(free_bytes=_FREE, free_inodes=2500))
     assert shortage(disk, [(f"a/{number}", 0) for number in range(1000)]) == ""
     assert "2500 free inodes" in shortage(disk, [(f"{number}/f", 0) for number in range(1000)])
 

@@ -123,6 +123,7 @@ def test_folders_that_are_safe(tmp_path: Path, memory: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 def test_a_run_writes_no_file_that_another_user_names(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_another_user_has_made_the_home_folder_of_the_ranks(tmp_path: Path, monk
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("start_of_ranks")
 def test_a_training(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os\nprint('HOME', os.path.expanduser('~'), flush=True)\n")
     code = "from safepoint.cli.main import main; main()"

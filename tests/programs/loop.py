@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--save-steps", type=int)
     parser.add_argument("--wait-at", type=int, help="in the middle of this step, rank 0 waits until OUT/go exists")
     parser.add_argument("--accelerate", action="store_true")
+    parser.add_argument("--device", default="cpu", help="all ranks share it")
     parser.add_argument("--lora", action="store_true", help="train PEFT's adapters")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -45,6 +46,7 @@ def main() -> None:
         from peft import LoraConfig, get_peft_model
 
         plain = get_peft_model(plain, LoraConfig(r=2, target_modules=["0", "4"]))
+    plain.to(options.device)
     model = DistributedDataParallel(plain) if world_size > 1 and accelerator is None else plain
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=18)
@@ -65,6 +67,7 @@ def main() -> None:
                 while run.step_number == options.wait_at and rank == 0 and not (options.out / "go").exists():
                     time.sleep(0.05)
                 time.sleep(step_ms / 2000)
+                inputs = inputs.to(options.device)  # noqa: PLW2901
                 loss = (model(inputs) - inputs).square().mean() / 2
                 loss.backward()
                 if number % 2 == 1:

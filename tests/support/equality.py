@@ -50,7 +50,9 @@ def same(one: object, other: object) -> bool:
 
 def finals(output: Path, num_ranks: int) -> list[dict[str, object]]:
     """What each rank saved at the end as `final-RANK.pt`."""
-    return [torch.load(output / f"final-{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+    return [
+        torch.load(output / f"final-{rank}.pt", map_location="cpu", weights_only=False) for rank in range(num_ranks)
+    ]
 
 
 def assert_same_run(output: Path, reference: Path) -> None:

@@ -30,7 +30,7 @@ _PLACE = (
     "The cluster: the NAME of a table `[places.NAME]` in your settings, the name of a context in your kubeconfig, or "
     "`.` for the current context. `local` means this machine."
 )
-_OF_JOB = "this machine, or your default place if the job is there"
+_OF_JOB = "this machine or your default place, whichever has the job"
 On = Annotated[str | None, typer.Option("--on", metavar="PLACE", help=_PLACE, show_default="this machine")]
 OnOfJob = Annotated[
     str | None,

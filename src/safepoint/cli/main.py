@@ -34,7 +34,7 @@ _COMMANDS = (
     (
         "thaw",
         "images.freeze:thaw",
-        "Restore the processes of a job or of an image; they continue where they were frozen.",
+        "Restore the frozen processes of a job or of an image, and let them continue.",
     ),
     ("images", "images.images:app", "List, show, check, copy and delete process images."),
     ("config", "config:app", "Show which settings are in effect and where they are set."),

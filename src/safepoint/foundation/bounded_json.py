@@ -36,21 +36,29 @@ def _whole(digits: str) -> int:
 
 
 def parse_object(
-    data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
+    data: bytes | str,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = _MAX_VALUES,
+    constant: Callable[[str], object] = _refuse,
 ) -> dict[str, Any]:
     """Parse a text that is one object, as `parse_value` does.
 
     Raises:
         ValueError: `data` is not such an object; see `parse_value`.
     """
-    record = parse_value(data, max_bytes=max_bytes, constant=constant)
+    record = parse_value(data, max_bytes=max_bytes, max_values=max_values, constant=constant)
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004  the data is invalid, not the call
     return cast("dict[str, Any]", record)
 
 
 def parse_value(
-    data: bytes | str, *, max_bytes: int = MAX_BYTES, constant: Callable[[str], object] = _refuse
+    data: bytes | str,
+    *,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = _MAX_VALUES,
+    constant: Callable[[str], object] = _refuse,
 ) -> object:
     """Parse a text that is one JSON value. Duplicate names in an object are refused.
 
@@ -59,6 +67,7 @@ def parse_value(
     Args:
         data: the JSON text, or its bytes in UTF-8.
         max_bytes: longer data is refused before it is parsed.
+        max_values: data with more values is refused before it is parsed.
         constant: called with `NaN`, `Infinity` or `-Infinity`; returns the value to use. The default refuses these
             words.
 
@@ -74,8 +83,8 @@ def parse_value(
 
     if len(data) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes} bytes")
-    if len(data) > _MAX_VALUES and has_more_values(data, _MAX_VALUES):
-        raise ValueError(f"it has more than {_MAX_VALUES} values")
+    if len(data) > max_values and has_more_values(data, max_values):
+        raise ValueError(f"it has more than {max_values} values")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
         whole = _whole if _LONG_NUMBER.search(text) else None
@@ -102,10 +111,13 @@ def has_more_values(data: bytes | str, most: int) -> bool:
     # This count includes strings, but is much faster than the count below.
     if sum(map(text.count, (b",", b"[", b"{"))) <= most:
         return False
-    count = 0
+    count = num_strings = 0
     for match in _STRING_OR_VALUE.finditer(text):
-        count += match.lastindex is not None
-        if count > most:
+        if match.lastindex is None:
+            num_strings += 1
+        else:
+            count += 1
+        if count > most or num_strings > 2 * (most + 1):  # each value has at most one string and one name
             return True
     return False
 

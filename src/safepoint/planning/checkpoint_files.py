@@ -28,8 +28,9 @@ from safepoint.snapshot.images.torch_archive import lay_out as lay_out_archive
 
 _MAX_SHARD_BYTES = 50 * 10**9
 """`save_pretrained` begins a new file after this size (Transformers 5)."""
-# In a state dict, each tensor has a pickle of its own, with the names of all its classes. In the state of an
-# optimizer, all tensors are in one pickle. It has each name once.
+# `torch_image` pickles each value of the outermost dictionary separately. In a state dict, each value is one tensor,
+# so the names of classes are repeated for each tensor. In the state of an optimizer, one value contains all tensors,
+# so each name occurs once.
 _TENSOR_PICKLE_BYTES = 157
 _STATE_PICKLE_BYTES = 78
 _PICKLE_BYTES = 320
@@ -347,7 +348,8 @@ def _dcp(
         rest = whole - part * (holders - 1)
         if rest not in lone:
             lone[rest] = _lone_bytes(rest)
-        # Only one rank writes a tensor without dimensions. These tensors are distributed evenly over the ranks.
+        # A tensor without dimensions is not split: one rank writes the whole tensor. Different ranks write different
+        # tensors of this kind, so that each rank writes about the same number.
         largest += lone[part] if sizes else -(-lone[part] // num_ranks)
         total += lone[part] * (holders - 1) + lone[rest]
         keys += _DCP_KEY_BYTES + 2 * len(name) + _DCP_SHARD_BYTES * holders

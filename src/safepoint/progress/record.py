@@ -1,4 +1,4 @@
-"""The progress of a run: one JSON record, which the first rank rewrites in place (docs/progress.md).
+"""The progress of a run: one JSON record in a file, which the first rank replaces as a whole (docs/progress.md).
 
 The names and units of version 1 stay; later releases only add fields. Reading a record executes no code, and a file
 that is not a record is refused. `tracker` measures the values; `trainer_status` and `prometheus_text` convert them.
@@ -197,7 +197,7 @@ class Progress:
 
     @property
     def early_end(self) -> str:
-        """A sentence with the step at which training stopped early, as by early stopping; empty if it did not."""
+        """A sentence with the step at which training stopped early; empty if it did not."""
         has_done_all = not 0 < self.step < self.max_steps or 0 < self.num_epochs <= self.epoch
         if self.state is not State.FINISHED or has_done_all:
             return ""

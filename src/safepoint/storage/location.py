@@ -188,8 +188,8 @@ def resolve_claim(location: Location, mounts: str | None = None) -> Location:
 
     Args:
         location: the location.
-        mounts: `claim=/mount/path` pairs, separated by commas. None reads the variable SAFEPOINT_PVC_MOUNTS, which is
-            set in a pod that mounts the claim.
+        mounts: `claim=/mount/path` pairs, separated by commas. If None, the pairs are in the variable
+            SAFEPOINT_PVC_MOUNTS, which is set in a pod that mounts the claim.
 
     Raises:
         ValueError: no folder is known for the claim.

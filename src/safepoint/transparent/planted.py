@@ -38,14 +38,15 @@ _PROC = Path("/proc")
 
 
 def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
-    """Check the files and folders that CRIU will open or make for the processes of a part.
+    """Check the files and folders that CRIU will open or make for one process tree of an image.
 
     Args:
-        folder: the folder of the part, with CRIU's files.
+        folder: the folder of this tree, with CRIU's files.
         users: the users of the processes; see `users_of`.
 
     Returns:
-        The missing folders that this function has made, so that no other user can make them first; outer ones first.
+        The folders that this function has made, outer folders first. It makes missing folders, because otherwise
+        another user could make them.
 
     Raises:
         FreezeError: a file belongs to another user, or another user can make it before CRIU opens it.
@@ -56,9 +57,9 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
             raise _of_others(path, "processes have it open")
         if not os.path.lexists(path) and lies_in_shared_folder(path):
             raise FreezeError(
-                f"the processes have {printable(path)} open; it is missing, and other users could make it; "
-                "nothing was restored",
-                hint="restore it from a backup",
+                f"the processes have {printable(path)} open; the file or folder is missing, and other users "
+                "could make it; nothing was restored",
+                hint="restore the file or folder from a backup",
             )
     owner = next(iter(users)) if len(users) == 1 else os.geteuid()
     made: list[str] = []
@@ -125,7 +126,7 @@ def _folder_of(process: Path) -> str | None:
 
 
 def _take(path: str, owner: int, users: Collection[int], why: str) -> list[str]:
-    """Refuse a folder that another user has made. If it is missing, and another user could make it, make it first.
+    """Refuse a folder that another user has made. Make a missing folder if another user could make it.
 
     Returns:
         The folders that were made, outer ones first.
@@ -155,6 +156,6 @@ def _text_of(path: Path) -> str:
 def _of_others(path: str, why: str) -> FreezeError:
     return FreezeError(
         f"{printable(path)}, or a folder above it, was made by another user, and {why}; nothing was restored",
-        hint="delete it, or if you trust its content, give it to root with `chown`; `safepoint resume` continues a "
-        "job from its newest checkpoint",
+        hint="delete what the other user has made, or if you trust its content, give it to root with `chown`; "
+        "`safepoint resume` continues a job from its newest checkpoint",
     )

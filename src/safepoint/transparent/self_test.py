@@ -1,4 +1,4 @@
-"""Tests with a small program whether processes can be frozen and restored here.
+"""Freezes and restores a small program, to find out whether processes can be frozen and restored here.
 
 Kernels, containers and file systems can refuse each step, and no version number shows this.
 """

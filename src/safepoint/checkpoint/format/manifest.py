@@ -250,7 +250,7 @@ class Manifest(ManifestFacts):
         ManifestFacts.__post_init__(self)  # `super()` fails here: `dataclass(slots=True)` replaces this class
         paths = [entry.path for entry in self.files]
         if not paths:
-            raise ValueError("files must name at least one file")
+            raise ValueError("field 'files' must name at least one file")
         if paths != sorted(set(paths)):
             raise ValueError("files must be sorted by path, and no path may occur twice")
         _check_folders(paths)

@@ -6,8 +6,8 @@ immutable folder, a mount point) is noted in `.safepoint/passed-over.json` inste
 from this checkpoint, retention does not count it, and it is not uploaded.
 
 The note contains the digest of the manifest. If the folder holds one node's part of a checkpoint, the note contains
-the digest of `safepoint-part.json` instead. A new checkpoint under the same name has another digest, so the new
-checkpoint is not passed over.
+the digest of `safepoint-part.json` instead. If the folder has neither file, the note contains an empty text. A new
+checkpoint of Safepoint under the same name has another digest, so the new checkpoint is not passed over.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _NO_RECORD = ""
 
 
 def read_notes(control: Path) -> dict[str, str]:
-    """The names of the checkpoints, each with the digest of its manifest or `safepoint-part.json`.
+    """The names of the checkpoints, each with the digest of its manifest or `safepoint-part.json`, or an empty text.
 
     Args:
         control: the folder `.safepoint`.

@@ -3,21 +3,21 @@
 `weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
 remain:
 
-- numpy's arrays and types take a state from the pickle, and do not check it. If a type is larger than its state says,
-  numpy reads and writes outside of the array. So stand-ins replace numpy's functions while a pickle is
-  read, and `finish` makes the arrays afterwards.
-- A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
-  container would never end. `finish` refuses the container.
+- numpy's arrays and types take a state from the pickle, and do not check it. For example, the state may give a type a
+  size that is too small. Then numpy reads and writes outside of the array. So stand-ins replace numpy's functions
+  while a pickle is read, and `finish` makes the arrays afterwards.
+- A container may contain itself. Or each of sixty lists may contain the next list twice: then the first list stands
+  for 2^60 values. Code that copies such a container would never end. `finish` refuses the container.
 - A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of this
   tensor, such as the next checkpoint, would have all these elements. `finish` refuses the tensor.
-- There are values that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Other
-  values cannot be saved, such as a tensor whose attributes hide its methods. The run would train with such a value,
-  and its next checkpoints could not be loaded or written. `finish` refuses these values, wherever a pickle can put
-  them.
-- The state of a module may contain an instruction to replace the module's parameters by its tensors.
-  `load_state_dict` follows this instruction. The tensors may be expanded or share their memory, and the fused kernels
-  of optimizers do not check that: they would write to other memory of the process. And an existing optimizer would
-  continue to train the replaced parameters. `finish` removes this instruction.
+- There are values that no later `torch.load` accepts, such as a stand-in that the pickle names, but does not
+  call. Other values cannot be saved, such as a tensor whose attributes hide its methods. The run would train with
+  such a value, and its next checkpoints could not be loaded or written. `finish` refuses these values, wherever a
+  pickle can put them.
+- The state of a module may contain an instruction to replace the parameters of the module by the tensors of the
+  state. `load_state_dict` follows this instruction. These tensors may be expanded or share their memory. The fused
+  kernels of optimizers do not check that, and would write to other memory of the process. Also, an existing optimizer
+  would continue to train the replaced parameters. `finish` removes this instruction.
 - torch does not check the position in the state of a random number generator, and would read beyond the state.
   `finish` refuses a tensor that is such a state.
 """
@@ -286,7 +286,7 @@ def _check_attributes(tensor: torch.Tensor) -> None:
     kind = cast("Any", type(tensor))
     own = cast("Mapping[str, Any]", vars(tensor))
     if kind in (torch.Tensor, torch.nn.Parameter) and any(hasattr(kind, name) for name in own):
-        raise ValueError("an attribute of a tensor has the name of a method")
+        raise ValueError("an attribute of a tensor has the name of an attribute of its class")
     if tensor._backward_hooks:
         raise ValueError("a tensor has functions that are called with its gradient")
 
@@ -295,7 +295,7 @@ def _check_generator(tensor: torch.Tensor) -> None:
     """Raise ValueError for a state of a generator with a position outside of the state.
 
     The state consists of the seed (8 bytes), how many numbers are left (4), a flag (4), the position of the next
-    number (8), and the numbers. torch reads the numbers that are left from this position on.
+    number (8), and the numbers. From this position on, torch reads as many numbers as are left.
     """
     is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
     if not is_plain or tensor.dtype is not torch.uint8 or tensor.numel() not in _GENERATOR_BYTES:

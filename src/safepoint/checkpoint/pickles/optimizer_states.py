@@ -50,8 +50,8 @@ def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Gen
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
-        optimizers: the optimizers that the caller knows. They are also checked if their class loads states without
-            the method of `torch.optim.Optimizer`.
+        optimizers: the optimizers that the caller knows. They are also checked at the end of the block, because
+            their classes may load states without the method of `torch.optim.Optimizer`.
 
     Raises:
         CheckpointError: a state has tensors or settings that do not fit. The optimizer gets its earlier state back.
@@ -230,7 +230,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether each element has its own place in memory, without gaps, as kernels expect it."""
+    """Whether each element has its own place in memory, without gaps, as kernels expect."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
         return False
     expected = 1
@@ -283,4 +283,4 @@ def _shown(value: Any) -> str:
 
 
 def _refusal(where: object, what: str) -> CheckpointError:
-    return refusal(where, what, "otherwise create the optimizer as in the run that wrote it")
+    return refusal(where, what, "otherwise create the optimizer as in the run that wrote the checkpoint")

@@ -22,8 +22,8 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_verified
 from safepoint.errors import ManifestError, ObjectNotFoundError, printable
 from safepoint.foundation import clock
-from safepoint.foundation.events.run_events import ExtraFilesLeftOut, ExtraFilesUploaded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import ExtraFilesLeftOut, ExtraFilesUploaded
 from safepoint.foundation.shared_folders.no_links import CONTROL
 from safepoint.foundation.units import format_bytes
 from safepoint.storage.store import is_key

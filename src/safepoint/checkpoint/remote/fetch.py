@@ -24,12 +24,14 @@ from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.format.read_ranges import Comparison, ReadRanges
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.remote.refusals import Refusals
-from safepoint.errors import CheckpointError, ObjectNotFoundError, StorageError, printable
+from safepoint.errors import CheckpointError, NoRoomError, ObjectNotFoundError, printable
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.volumes.needed import shortage
 from safepoint.storage.store import Store
 
+MAKE_ROOM = "free some space, or use a folder on another disk (for a run with an object store: --local-dir)"
+"""The hint of an error of a disk without room for a checkpoint."""
 _IN_FLIGHT = 4
 _NUM_TRIES = 3
 _IMPOSSIBLE_PATH = {
@@ -100,7 +102,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
 
     Raises:
         CheckpointError: the file system does not allow a path of the checkpoint, such as a path that is too long.
-        StorageError: the disk has too little free space; nothing was created.
+        NoRoomError: the disk or a quota has too little space. If the disk states its free space, nothing was created.
         OSError: the folder cannot be written.
     """
     no_links.make_folders(folder)
@@ -108,7 +110,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
         folder,
         ((entry.path, entry.size_bytes) for entry in entries),
         consequence="nothing was fetched",
-        hint="free some space, or use a folder on another disk (for a run with an object store: --local-dir)",
+        hint=MAKE_ROOM,
     )
     for entry in entries:
         path = folder / entry.path
@@ -132,11 +134,11 @@ def check_room(folder: Path, needed: Iterable[tuple[str, int]], *, consequence: 
         hint: what the user can do.
 
     Raises:
-        StorageError: the disk has too little free space.
+        NoRoomError: the disk has too little free space.
     """
     why = shortage(folder, needed)
     if why:
-        raise StorageError(f"{why}; {consequence}", hint=hint)
+        raise NoRoomError(f"{why}; {consequence}", hint=hint)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,9 @@ from safepoint.foundation.bounded_json import parse_object
 from safepoint.storage.store import StoredObject, is_key
 
 MAX_MARK_BYTES = 2 * MAX_MANIFEST_BYTES
+_MAX_VALUES = 2 * MAX_MANIFEST_BYTES // 100
+"""The most values in a mark. It has two for each file: the size and the version. A manifest takes more than 100 bytes
+for each file."""
 _SLACK_S = 60.0
 """How much older than its mark an object may seem. The clocks of a store's servers differ, and the servers round the
 times that they report."""
@@ -51,7 +54,7 @@ class Mark:
         """Read a mark. Invalid fields are ignored."""
         content: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
-            content = parse_object(data or b"{}", max_bytes=MAX_MARK_BYTES)
+            content = parse_object(data or b"{}", max_bytes=MAX_MARK_BYTES, max_values=_MAX_VALUES)
         sizes = {path: _sizes_of(value) for path, value in _pairs(content.get("files")) if is_key(path)}
         versions = {path: value for path, value in _pairs(content.get("versions")) if isinstance(value, str)}
         return cls(

@@ -24,8 +24,8 @@ from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import upload_record
 from safepoint.errors import ConflictError, ManifestError, SafepointError, TransientError
 from safepoint.foundation import clock, files
-from safepoint.foundation.events.run_events import Uploaded, UploadFailed, UploadSuperseded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import Uploaded, UploadFailed, UploadSuperseded
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import reading
 

@@ -26,13 +26,13 @@ from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.checkpoint.tools.model_files import is_exported
+from safepoint.checkpoint.tools.model_files import ARCHIVE, is_exported, must_be_archive
 from safepoint.errors import CheckpointError, ConflictError, SafepointError, StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import MAX_BYTES, parse_value
 from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, plural
-from safepoint.storage.browsing import browse
+from safepoint.storage.browsing import StorePath, browse
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
@@ -178,11 +178,12 @@ def export(
         UsageError: the target is inside a checkpoint.
     """
     manifest = source.complete_manifest(item)
+    data = browse(source.store, item.prefix)
     chosen = [entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path)]
     entries = tuple(
         entry
         for entry in chosen
-        if is_exported(entry.path, with_code=with_code) and (with_code or _names_no_code(source, item, entry))
+        if is_exported(entry.path, with_code=with_code) and (with_code or _has_no_code(data, entry))
     )
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
@@ -209,15 +210,21 @@ def export(
     return [entry.path for entry in entries]
 
 
-def _names_no_code(source: Inventory, item: Item, entry: FileEntry) -> bool:
-    """Whether no loader imports anything but classes of its own because of a file.
+def _has_no_code(data: StorePath, entry: FileEntry) -> bool:
+    """Whether no usual loader runs or imports anything but classes of its own because of a file.
+
+    Loaders that know `weights_only` apply it to archives of `torch.save`. Other programs unpickle a file that is no
+    archive.
 
     sentence-transformers before release 6 imports what `modules.json` names, also from installed packages, and calls
     it with a path that the file names: a function that unpickles would run code.
     """
+    if must_be_archive(entry.path):
+        with contextlib.suppress(OSError, SafepointError), (data / entry.path).open("rb") as file:
+            return file.read(len(ARCHIVE)) == ARCHIVE
+        return False
     if PurePosixPath(entry.path).name.casefold() != _MODULES:
         return True
-    data = browse(source.store, item.prefix)
     with contextlib.suppress(OSError, ValueError, SafepointError), (data / entry.path).open("rb") as file:
         content = file.read(entry.size_bytes + 1) if entry.size_bytes <= MAX_BYTES else b""
         modules: Any = parse_value(content)

@@ -125,8 +125,8 @@ def verify(
 
     The command prints every fault. Without --deep, it compares only the names and sizes of files with the manifest. A
     checkpoint of another program has no manifest. If LOCATION names such a checkpoint, the command always reads its
-    files, and checks them as far as their formats allow. Exit code 14: a checkpoint is damaged, or there is no
-    checkpoint.
+    files, and checks them as far as their formats allow. If LOCATION is an output location, such checkpoints are not
+    checked. Exit code 14: a checkpoint is damaged, or there is no checkpoint.
     """
     inventory, name = open_place(location)
     # A folder without a manifest is reported as damaged only if the user names this folder.

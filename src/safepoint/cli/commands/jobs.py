@@ -198,8 +198,9 @@ def suspend(
 
     If a save may take longer than the job's grace period, the command asks for confirmation first.
 
-    Exit codes: 0 the job is suspended and was saved; 0 also if the job has never run, or is complete; 1 the job
-    failed; 3 the job is suspended, but was not saved.
+    Exit codes: 0 the job is suspended and was saved; 0 also if the job has never run, or completes in the meantime; 1
+    the job fails in the meantime; 3 the job is suspended, but was not saved; 11 the job has already ended; 15 the
+    job has not stopped within --timeout.
     """
     with open_jobs(on, namespace, name) as jobs:
         _ask_if_risky(jobs, name, yes=yes)

@@ -168,7 +168,8 @@ class Guard:
         if visitor is not None:
             return visitor
         found = (self._sessions.visitor_of(cookie, user) for cookie in _cookies_of(headers, self._cookie))
-        return next((visitor for visitor in found if visitor is not None), None)
+        # A viewer with a program at the same address can put a cookie of their own before the cookie of an operator.
+        return max((one for one in found if one is not None), key=lambda one: one.is_operator, default=None)
 
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Refuse a Host that is not a name of the dashboard.
@@ -196,7 +197,11 @@ class Guard:
         else:  # `none`: the person has typed the address
             is_link = (found.get(b"sec-fetch-mode"), found.get(b"sec-fetch-dest")) == ("navigate", "document")
             is_own = site in {None, "same-origin", "none"} or is_link
-        if not is_own or (origin is not None and origin.partition("://")[2] != found.get(b"host", "")):
+        scheme, _, host = (origin or "").partition("://")
+        # Without TLS, a proxy may answer the browser with TLS, so both schemes are possible.
+        schemes = {"https"} if self._settings.has_tls else {"http", "https"}
+        is_same = scheme in schemes and host == found.get(b"host")
+        if not is_own or (origin is not None and not is_same):
             raise Refusal(
                 403,
                 "a page of another site has sent this request; nothing was done",

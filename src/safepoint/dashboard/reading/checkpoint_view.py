@@ -38,8 +38,8 @@ class CheckpointRow:
         state: such as `complete` or `damaged`.
         is_in_use: whether a process reads the checkpoint.
         world_size: the number of ranks that saved it; None if this is not known.
-        sizes: the numbers of ranks that can resume from it with the same batch of each rank and the same number of
-            samples in a step, smallest first; empty if they are not known.
+        sizes: the numbers of ranks on which the run can resume from it, smallest first; empty if they are not known.
+            With each of these numbers, `per_device_train_batch_size` and the samples per step stay the same.
         check: the last check that read all its files; None if no such check is known. The faults that this check
             found are also among the faults of `item`.
         is_next: whether a resume begins at this checkpoint, as far as is known.
@@ -78,7 +78,7 @@ class OnlyInPodsError(UnsupportedError):
 
 
 def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
-    """The checkpoints of a job, opened as the job itself would reach them.
+    """The checkpoints of a job. The location is opened with the settings and keys of the job.
 
     Raises:
         NotFoundError: the output location is not known yet.
@@ -167,7 +167,8 @@ def rows_of(
             empty if there is none.
     """
     found = [(item, _check_of(item, checks or {})) for item in inventory.items()]
-    # A list compares only names and sizes. The faults that a check found in the contents must stay visible.
+    # `items` compares only the names and sizes of files. The faults that a check found in the contents must stay
+    # visible.
     items = [item if check is None else replace(item, faults=check.faults) for item, check in found]
     in_use = {item.name for item in items if inventory.is_in_use(item)}
     is_store = inventory.folder is None

@@ -336,7 +336,8 @@ class Failed(Event, is_quiet=True, cause="reason"):
 
     `rank` is the rank whose failure ended the other ranks; None if no rank failed. `error` is the script's exception.
     If the ranks restart after the failure, `exit_code` is the code of the rank, or the negative number of the signal
-    that killed the rank. At the end of the run, `exit_code` is the exit code of `safepoint run`.
+    that killed the rank. At the end of the run, `exit_code` is the exit code of `safepoint run`,
+    or of the program if there is no launcher.
     """
 
     rank: int | None
@@ -360,14 +361,15 @@ class Restarted(Event, is_warning=True, cause="reason"):
 
 
 class StepAbandoned(Event, is_warning=True, cause="reason"):
-    """A step would have missed the deadline; the newest snapshot in memory, if any, was committed instead."""
+    """A step would have missed the deadline. `snapshot_step` is the snapshot that was committed instead, or None."""
 
     step: int
     snapshot_step: int | None
     reason: str
 
     def _sentence(self) -> str:
-        instead = "there was no snapshot" if self.snapshot_step is None else f"step {self.snapshot_step} is committed"
+        step = self.snapshot_step
+        instead = "no snapshot was committed" if step is None else f"step {step} is committed"
         return f"step {self.step} is given up: {self.reason}; {instead}"
 
 
@@ -393,90 +395,6 @@ class Finished(Event):
         return f"training finished at step {self.step}"
 
 
-class Uploaded(Event):
-    """A checkpoint is committed in the object store too."""
-
-    step: int
-    location: str
-    size_bytes: int
-    duration_s: float
-
-    def _sentence(self) -> str:
-        return f"uploaded {self.location}, {_pace(self.size_bytes, self.duration_s)}"
-
-
-class UploadFailed(Event, is_warning=True, cause="reason"):
-    """A checkpoint could not be uploaded; the upload is repeated while the run lasts."""
-
-    step: int
-    name_in_store: str
-    reason: str
-
-    def _sentence(self) -> str:
-        where = "" if self.name_in_store == "final" else "it is saved locally; "
-        return f"{self.name_in_store} is not uploaded yet: {self.reason}; {where}the upload is repeated"
-
-
-class UploadSuperseded(Event):
-    """A checkpoint is not uploaded, because a newer checkpoint replaced it."""
-
-    step: int
-
-    def _sentence(self) -> str:
-        return f"step {self.step} is not uploaded: a newer checkpoint replaced it"
-
-
-class ExtraFilesUploaded(Event):
-    """The files that the program has left in the output folder are in the object store too."""
-
-    num_files: int
-    location: str
-    size_bytes: int
-    duration_s: float
-
-    def _sentence(self) -> str:
-        what = plural(self.num_files, "other file")
-        return f"uploaded {what} of the output folder to {self.location}, {_pace(self.size_bytes, self.duration_s)}"
-
-
-class ExtraFilesLeftOut(Event, is_warning=True, cause="reason"):
-    """Files that the program has left in the output folder are not in the object store."""
-
-    num_files: int
-    example: str
-    folder: str
-    location: str
-    reason: str
-
-    def _sentence(self) -> str:
-        are = "is" if self.num_files == 1 else "are"
-        what = f"{plural(self.num_files, 'file')} in {self.folder}, such as {self.example}, {are}"
-        return f"{what} not uploaded to {self.location}: {self.reason}"
-
-
-class UploadUnfinished(Event, is_warning=True):
-    """The run has ended, and some of the files that it had to upload are not in the object store.
-
-    If `newest_only`, the run had to upload only the newest checkpoint. If not, it had to upload the newest
-    checkpoint, older checkpoints that are not periodic, the final model and the other files of the output folder.
-    """
-
-    location: str
-    folder: str
-    newest_only: bool
-
-    def _sentence(self) -> str:
-        if self.newest_only:
-            return (
-                f"the newest checkpoint was not uploaded to {self.location} in time; it is in {self.folder}, and the "
-                "same command on this machine resumes from it and uploads it"
-            )
-        return (
-            f"a checkpoint, the final model or another file was not uploaded to {self.location}; {self.folder} has "
-            "it, and the same command on this machine uploads it"
-        )
-
-
 class FinalMissing(Event, is_warning=True):
     """The finished model is not in the object store. If `checkpoint` is set, that checkpoint has the same weights."""
 
@@ -488,22 +406,6 @@ class FinalMissing(Event, is_warning=True):
     def _sentence(self) -> str:
         again = "run the same command again"
         if self.checkpoint is not None:
-            again = f"create it with `safepoint checkpoints export {self.checkpoint} {self.location}`, or {again}"
+            export = f"safepoint checkpoints export {self.checkpoint} {self.location}"
+            again = f"create the model with `{export}`, or {again}"
         return f"the final model is not in {self.location}: {self.reason}; step {self.step} is saved; {again}"
-
-
-class Fetched(Event):
-    """A checkpoint was fetched from the object store."""
-
-    step: int
-    location: str
-    size_bytes: int
-    duration_s: float
-
-    def _sentence(self) -> str:
-        return f"fetched {self.location}, {_pace(self.size_bytes, self.duration_s)}"
-
-
-def _pace(size_bytes: int, duration_s: float) -> str:
-    rate = format_bytes(round(size_bytes / max(duration_s, 1e-3)))
-    return f"{format_bytes(size_bytes)} in {format_duration(duration_s)}, {rate}/s"

@@ -87,8 +87,8 @@ class SpaceUnknown(Event, is_warning=True, cause="reason"):
 
     def _sentence(self) -> str:
         return (
-            f"the free space of the {self.place} {self.path} is not known: {self.reason}; training continues, and a "
-            "save that does not fit fails; watch the free space yourself"
+            f"the free space of the {self.place} {self.path} is not known: {self.reason}; training continues, but a "
+            "save fails if there is no room for it; watch the free space yourself"
         )
 
 

@@ -15,8 +15,8 @@ class Occupied:
     """What the entries of a folder occupy.
 
     Args:
-        num_bytes: the bytes that are allocated on the disk. A file with holes has fewer than its size, a small file
-            more.
+        num_bytes: the bytes that are allocated on the disk. For a file with holes, this number is smaller than the
+            file's size. For a small file, it is larger.
         num_inodes: files, folders and links.
     """
 

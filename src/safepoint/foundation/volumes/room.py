@@ -65,7 +65,7 @@ class _FileSystem:
     free_inodes: int
 
 
-def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | None:
+def room_of(folder: Path, environ: Mapping[str, str] | None = None, *, with_thresholds: bool = True) -> Room | None:
     """The free space of `folder`.
 
     On a network file system whose server does not answer, the call does not return. So call it on a thread, with a
@@ -74,6 +74,8 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
     Args:
         folder: an existing folder.
         environ: the environment of a pod; None for the environment of this process.
+        with_thresholds: whether the kubelet's thresholds count. They may differ from the defaults, so leave them out
+            where files that do not fit are refused.
 
     Returns:
         The free space. None if the file system states no size that can be true: ramfs, for example, states 0.
@@ -88,7 +90,7 @@ def room_of(folder: Path, environ: Mapping[str, str] | None = None) -> Room | No
     inodes = disk.free_inodes if disk.total_inodes else None
     room = Room(free_bytes=disk.free_bytes, free_inodes=inodes, size_bytes=disk.size_bytes)
     mount = mount_of(folder) if environ.get(_IN_POD) else None
-    share = None if mount is None else _evicted_at(mount, disk)
+    share = _evicted_at(mount, disk) if mount is not None and with_thresholds else None
     if share is not None:
         room = replace(
             room,

@@ -1,9 +1,9 @@
 """Turns a training function and its arguments into a script that another process runs.
 
 Promises: the script contains the source of the function unchanged, and arguments that are equal to the given
-arguments. No shell and no pickle is used. A function is refused if it uses names from outside the function. Arguments
-are refused if they are not plain values. Plain values are None, True, False, int, float, complex, str and bytes, and
-lists, tuples, sets, frozensets and dicts of these.
+arguments. No shell and no pickle is used. A function is refused if it uses names from outside the function, except
+builtins. Arguments are refused if they are not plain values. Plain values are None, True, False, int, float, complex,
+str and bytes, and lists, tuples, sets, frozensets and dicts of these.
 """
 
 import __future__
@@ -115,7 +115,7 @@ def _check_kind(function: Any) -> str:
     if code.co_freevars:
         around = ", ".join(code.co_freevars)
         raise UsageError(
-            f"{name} uses {around} of the enclosing function, which is not sent to the job",
+            f"{name} uses variables of the enclosing function ({around}), but only {name} is sent to the job",
             hint="pass values as func_args, and define or import everything else inside the function",
         )
     if code.co_flags & _RUNS_LATER:

@@ -1,4 +1,4 @@
-"""The image of a file that `torch.save` writes: the bytes that the file will have, in memory.
+"""Composes in memory the bytes that `torch.save` would write to a file. These bytes are the image of the file.
 
 Pickling hundreds of tensors takes longer than everything else at the end of a step. So the pickle of each value in
 the outermost dictionary is kept. The pickle is used again if nothing in the value has changed except the content of
@@ -37,7 +37,7 @@ class _Reference(NamedTuple):
 
 
 class _Entry:
-    """The facts about a storage that each save needs; they are read once."""
+    """What each save needs to know about a storage. These facts are read once."""
 
     __slots__ = ("address", "data", "device", "num_bytes", "storage")
 

@@ -317,8 +317,8 @@ class LibraryBucket:
     def _client(self, timeout_s: float) -> Client:
         self._keys.refresh()
         # A client has one timeout for all its requests. Timeouts are rounded down, so that a few clients are enough.
-        # The possible values are `request_timeout_s` times …, 1/4, 1/2, 1, 2, 4, … A timeout below 0.25 s counts as
-        # 0.25 s.
+        # A rounded timeout is `request_timeout_s` multiplied by a power of 2, such as 1/4, 1/2, 1, 2 or 4. A timeout
+        # below 0.25 s counts as 0.25 s.
         rounded_s = self._options.request_timeout_s
         while rounded_s > max(timeout_s, _SHORTEST_TRY_S):
             rounded_s /= 2

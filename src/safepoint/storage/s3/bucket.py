@@ -124,8 +124,9 @@ class S3Bucket(S3Requests):
             if found is None or found.size_bytes != size_bytes:
                 return False
             version = found.version.strip('"')
-            # If the server computes ETags in another way than S3, the expected ETag is unknown. Then any change of
-            # the ETag means that the upload is complete.
+            # On S3, the ETag of an object that was uploaded in parts contains a "-". Without "-", the server computes
+            # ETags in another way, and the expected ETag is unknown. Then a new ETag means that the upload is
+            # complete.
             return version == etag or ("-" not in version and (before is None or found.version != before.version))
 
         upload_in_parts(

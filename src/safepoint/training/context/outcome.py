@@ -215,7 +215,7 @@ class Outcome:
                 self._progress.became_durable(step)
             interrupted = self.interrupt(
                 is_saved=step is not None,
-                reason="no snapshot was complete",
+                reason="no snapshot was committed",
                 uploads_failed=self._uploads.stop_reason is not None,
             )
             self._uploads.finish(newest_only=True)
@@ -226,7 +226,8 @@ class Outcome:
 
         Called if SIGTERM arrives outside a training.
 
-        If a process image will be made instead of a save, the process does not end.
+        The method does nothing if three conditions hold: the run has not ended yet, its last step is not saved, and a
+        process image of the process will be made.
         """
         if not self.is_saved and self.interrupted is None and reserved_s(self._folder) > 0:
             return

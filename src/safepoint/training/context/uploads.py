@@ -18,7 +18,7 @@ from safepoint.checkpoint.remote.uploader_process import UploaderPlan, plan_line
 from safepoint.errors import ExitCode, SafepointError, StorageError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.events.run_events import UploadUnfinished
+from safepoint.foundation.events.upload_events import UploadUnfinished
 from safepoint.foundation.shared_folders import no_links
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.context.reporter import Reporter

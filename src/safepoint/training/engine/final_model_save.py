@@ -29,7 +29,8 @@ from safepoint.checkpoint.remote.verified_upload import (
 )
 from safepoint.errors import PeerError, SafepointError, SaveError, StorageError
 from safepoint.foundation import clock, files
-from safepoint.foundation.events.run_events import FinalMissing, Uploaded, UploadFailed
+from safepoint.foundation.events.run_events import FinalMissing
+from safepoint.foundation.events.upload_events import Uploaded, UploadFailed
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.training.engine.setup import TrainingSetup

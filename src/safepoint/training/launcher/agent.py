@@ -4,10 +4,10 @@ The agent starts and supervises the ranks of one node. It is torch's `LocalElast
 
 - The agents of all nodes exchange stop requests.
 - The end of a rank is noticed at once, through a pidfd. torch elastic looks for it only several times a second.
-- When torch elastic ends ranks, it waits for the platform's grace period before it kills them, even if this period is
-  longer than torch elastic's default of 30 s. If all ranks restart after the death of a rank, the surviving ranks of
-  the node may have nothing to save. If their records state this (`RankRecord.can_be_killed`), they are killed at
-  once.
+- torch elastic ends ranks with SIGTERM, and kills the ranks that still run after 30 s. This agent gives them the
+  platform's grace period, even if this period is longer.
+- If all ranks restart after the death of a rank, the surviving ranks of the node may have nothing to save. If their
+  records state this (`RankRecord.can_be_killed`), they are killed at once.
 - At a restart, the nodes do not exchange their numbers of ranks again, because the nodes of a job do not change.
 - Ranks that Safepoint ended are not restarted.
 - If a rank exits with an error code on the first start of the ranks, before the first step, the ranks are not
@@ -65,7 +65,8 @@ _WAIT_FOR_OTHERS_S = 3.0
 _LOOK_EVERY_S = 1.0
 """The time between two checks for orphans while nothing else happens."""
 _EXCHANGE_EVERY_S = 0.1
-"""The time between two checks for requests of other nodes, and for the end of a start."""
+"""The time between two checks until the first step is done. If the job has several nodes, this time is used until the
+end, because their agents exchange requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,8 +351,9 @@ class SafepointAgent(PatientAgent):
     def _is_final(self, exit_codes: dict[int, int], records: dict[int, RankRecord]) -> bool:
         """Whether the ranks must not be restarted.
 
-        They are not restarted if a stop was requested, if Safepoint ended them, or if a rank exited with an error
-        code on the first start of the ranks, before the first step.
+        They are not restarted if a stop was requested. Otherwise the rank that failed first decides. The ranks are
+        not restarted if Safepoint ended this rank, or if it exited with an error code on the first start of the
+        ranks, before the first step. If it has no record, or has lost a peer, the ranks are restarted.
 
         Args:
             exit_codes: rank → exit code of the ranks that ended by themselves, negative for a signal.
@@ -401,9 +403,10 @@ class SafepointAgent(PatientAgent):
     def notify_others(self) -> None:
         """Before this process ends, notify the other nodes.
 
-        Node 0 serves the store. Node 0 then waits until the other nodes have ended, for at most 3 s. It also waits
-        after a success: an agent of torch elastic ends when the last node has arrived at its barrier. At this time,
-        other agents still read the barrier in the store, and would report a closed connection as an error.
+        Node 0 serves the store, so it waits until the other nodes have ended, for at most 3 s. It also waits after a
+        success. At the end, torch elastic's agents wait for each other at a barrier in the store. If node 0 ended as
+        soon as all agents have arrived, other agents might still read the barrier. They would report the closed
+        connection as an error.
         """
         group: Any = self._worker_group
         if group.group_world_size == 1:

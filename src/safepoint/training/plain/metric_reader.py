@@ -25,8 +25,8 @@ class MetricReader:
         left out.
 
         Args:
-            metrics: the metrics by name. Numbers and tensors of one element are read. Complex tensors, and everything
-                else, such as a flag, are left out.
+            metrics: the metrics by name. Values of type int or float, and tensors of one element, are read. Complex
+                tensors, and values of all other types, such as bool, are left out.
             is_last: whether to wait for the values of this call.
         """
         known: dict[str, float] = {}

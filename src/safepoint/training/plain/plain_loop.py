@@ -5,7 +5,7 @@ The engine needs the parts of the loop's state, and the loop's position in the d
 A part is an object of the loop that has a state, such as the model or the optimizer.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from safepoint.checkpoint.format.manifest import MAX_SAMPLES, Manifest, Manifest
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
+from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import Peers
-from safepoint.training.plain.data.position import DataSource, Position
+from safepoint.training.plain.data.position import DataSource, Position, Shared
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.start.claim import Attempt
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.base_model import check_base
 from safepoint.training.state.plain_values import load_plain
 from safepoint.training.state.rng import capture_rng
@@ -92,7 +94,7 @@ class PlainLoop:
         """See `TrainingLoop`. Writes all parts, this rank's position in the data and its random number states."""
         folder.mkdir(parents=True, exist_ok=True)
         self._parts.write(folder)
-        mine = {"rng": capture_rng(), "position": self._data.position().as_dict()}
+        mine = {"rng": capture_rng(), "position": self._data.position().as_dict(), "step": self.step}
         torch.save(mine, folder / _RANK_FILE.format(rank=self._place.rank))
 
     def write_final(self, folder: Path) -> None:
@@ -103,6 +105,49 @@ class PlainLoop:
     def find_base_model(self, peers: Peers) -> None:
         """Find the base model of the adapters, if adapters are trained. All ranks call this method."""
         self._base = self._parts.base(peers)
+
+    def contradiction_in(self, point: ResumePoint, peers: Peers) -> str:
+        """Why the ranks cannot continue together from a checkpoint: their files contradict each other.
+
+        All ranks call this method, and it returns the same on every rank.
+
+        Args:
+            point: a verified checkpoint.
+            peers: all ranks.
+
+        Returns:
+            The reason; empty if the files contain no contradiction, or another kind of training loop wrote them.
+
+        Raises:
+            CheckpointError: the file of a rank is invalid.
+        """
+        path, manifest = self._rank_file(point.path, point.manifest.world_size), point.manifest
+
+        def read() -> tuple[int, int, Shared] | None:
+            if not path.is_file():
+                return None
+            with states_of(path):
+                mine = load_plain(path)
+                position = Position(**mine["position"])
+                return int(mine.get("step", manifest.step)), position.epoch, self._data.shared(position)
+
+        found = on_all_ranks(peers, read)
+        places: dict[Hashable, tuple[int, Hashable]] = {}
+        for rank, one in enumerate(found):
+            if one is None:
+                continue
+            step, epoch, (pace, place) = one
+            if step != manifest.step:
+                return f"the file of rank {rank} is of step {step}, and the manifest says step {manifest.step}"
+            if epoch > manifest.epoch + 1:  # the training would end at once, as if it were complete
+                return f"rank {rank} has a position in epoch {epoch}, and the manifest says epoch {manifest.epoch:g}"
+            other, other_place = places.setdefault(pace, (rank, place))
+            if other_place != place:
+                return f"the files of the ranks {other} and {rank} have different positions in the data"
+        return ""
+
+    def _rank_file(self, folder: Path, ranks_before: int) -> Path:
+        return folder / _RANK_FILE.format(rank=self._place.rank % ranks_before)
 
     def position_in(self, folder: Path, *, ranks_before: int) -> tuple[Position, dict[str, Any]]:
         """Read this rank's position in its data from a checkpoint.
@@ -118,7 +163,7 @@ class PlainLoop:
             CheckpointError: the file with the position is invalid.
             ConflictError: another kind of training loop wrote the checkpoint.
         """
-        path = folder / _RANK_FILE.format(rank=self._place.rank % ranks_before)
+        path = self._rank_file(folder, ranks_before)
         if not path.is_file():
             raise ConflictError(
                 f"{folder.name} was not written by a session: it has no {path.name}; training was not started",

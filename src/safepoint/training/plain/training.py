@@ -14,7 +14,7 @@ import torch
 
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import states_of
-from safepoint.errors import CheckpointError, UsageError
+from safepoint.errors import UsageError
 from safepoint.foundation.events.start_events import Phase
 from safepoint.settings.run_settings import place_output
 from safepoint.snapshot.staging.guard import before_changes
@@ -125,7 +125,13 @@ class Training:
         with self._released_on_error():
             if self._location is not None and context.place.restart == 0:
                 on_all_ranks(self._peers, self._try_store)
-            self._start = agree_on_start(context, self._peers, self._output, self._location)
+            self._start = agree_on_start(
+                context,
+                self._peers,
+                self._output,
+                self._location,
+                examine=lambda point: self._loop.contradiction_in(point, self._peers),
+            )
             self._reading.enter_context(lease(self._start.point))
         return self._start.point.path if self._start.point is not None else None
 
@@ -191,11 +197,6 @@ class Training:
         check_partitions(manifest, loop.zero_stage, context.place.world_size)
         with self._reading, states_of(point.path):
             position, rng = loop.position_in(point.path, ranks_before=manifest.world_size)
-            if position.epoch > manifest.epoch + 1:  # the training would end at once, as if it were complete
-                raise CheckpointError(
-                    f"{point.path} has a position in epoch {position.epoch}, and its manifest says epoch "
-                    f"{manifest.epoch:g}; training was not started"
-                )
             # Compute the position before anything is loaded, because the computation may raise an error.
             position = rescale_position(
                 position,

@@ -4,6 +4,7 @@ start        the order of these steps; start reading here
 claim        makes this run the only writer of the folder and of the object store
 folders      which ranks use which output folder
 choose       which checkpoint the run resumes from
+candidate    a checkpoint that may be chosen, and which of several is tried first
 first_start  which start of a job is the first one
 foreign      the checkpoints of other programs
 copies       what each folder has of a checkpoint, and the copy that a run resumes from

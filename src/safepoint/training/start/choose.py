@@ -2,15 +2,15 @@
 
 The ranks first try the newest checkpoint that any folder or the object store holds. The ranks read all files of this
 checkpoint, compare them with the manifest, and report damaged files. A file that a folder lacks is copied from
-another folder or from the store. If a checkpoint cannot be completed in every folder, it is rejected, and the next
-older checkpoint is tried. If none is left, the newest usable checkpoint of another program is taken (`foreign`). If
-checkpoints exist and none of them can be used, the run ends with exit code 14. To train from step 0 in this case, the
-user sets an option such as `--from-scratch`. If there is an object store, the user names another location instead.
+another folder or from the store. If a checkpoint cannot be completed in every folder, or the files of its ranks
+contradict each other, it is rejected, and the next older checkpoint is tried. If none is left, the newest usable
+checkpoint of another program is taken (`foreign`). If checkpoints exist and none of them can be used, the run ends
+with exit code 14, or 13 if a disk has no room for one of them. To train from step 0 in this case, the user sets an
+option such as `--from-scratch`. If there is an object store, the user names another location instead.
 """
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,12 +29,11 @@ from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote.fetch import check_listing
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError, ManifestError, NothingValidError, UnreadableError
+from safepoint.errors import CheckpointError, ManifestError, NoRoomError, NothingValidError, UnreadableError
 from safepoint.foundation import clock
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.events.run_events import (
     CheckpointRejected,
-    Fetched,
     NewerForeign,
     Resumed,
     ResumedFromForeign,
@@ -42,14 +41,16 @@ from safepoint.foundation.events.run_events import (
     SetAside,
 )
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import Fetched
 from safepoint.foundation.units import plural
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks, on_first_rank
 from safepoint.training.collective.peers import Peers
+from safepoint.training.start.candidate import Candidate, has_unlisted_files, preference
 from safepoint.training.start.copies import (
+    Examine,
     ListedCopy,
-    Origin,
     ResumePoint,
     VerifiedCopy,
     list_copy,
@@ -61,28 +62,7 @@ from safepoint.training.start.folders import Folders
 from safepoint.training.start.foreign import ForeignCheckpoint, ForeignCheckpoints, Place
 from safepoint.training.start.transfer import Transfer, make_plan
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A checkpoint that may be resumed from.
-
-    Args:
-        manifest: the checkpoint's manifest.
-        is_in_store: whether the store has the checkpoint.
-        named: the path of a copy that the first rank has verified already, for example the checkpoint that `--resume`
-            names; None if there is no such copy.
-        foreign: where the checkpoint comes from, if another program wrote it; None if Safepoint wrote it. If a
-            checkpoint of another program is in a folder, `named` is its path.
-    """
-
-    manifest: Manifest
-    is_in_store: bool = False
-    named: Path | None = None
-    foreign: Origin | None = None
-
-    @property
-    def name(self) -> str:
-        return checkpoint_name(self.manifest.step)
+_NAME_ANOTHER = "name another checkpoint, or omit --resume to resume from the newest valid one"
 
 
 class CheckpointChooser:
@@ -97,6 +77,7 @@ class CheckpointChooser:
             the option applies to the first start only. Later starts resume from newer checkpoints.
         first_start: finds out whether this is the first start of the job.
         report: receives the events; see `Reporter.report`.
+        examine: see `Examine`.
         reads_foreign: whether the training can load foreign checkpoints: checkpoints that a Trainer without Safepoint
             has written.
     """
@@ -111,6 +92,7 @@ class CheckpointChooser:
         first_start: FirstStart,
         report: Callable[[Event], None],
         *,
+        examine: Examine = lambda point: "",
         reads_foreign: bool = False,
     ) -> None:
         self._peers = peers
@@ -121,6 +103,9 @@ class CheckpointChooser:
         self._settings = settings
         self._first_start = first_start
         self._report = report
+        self._examine = examine
+        self._no_room: NoRoomError | None = None
+        """The error for the newest checkpoint that does not fit on a disk."""
         self._transfer = Transfer(peers, output, folders, store)
         self._foreign = ForeignCheckpoints(peers, output, folders, store, self._reject)
         self._reads_foreign = reads_foreign
@@ -210,10 +195,15 @@ class CheckpointChooser:
         point = self._newest_of(steps, in_store)
         if point is not None or (is_named and not steps):
             return point
+        if self._no_room is not None:
+            raise self._no_room
         others = self._foreign.places()
-        found = self._foreign.newest() if self._reads_foreign and not is_named else None
-        if found is not None:
-            return self._from_foreign(found)
+        for found in self._foreign.usable() if self._reads_foreign and not is_named else ():
+            point = self._try(self._foreign_candidate(found))
+            if point is not None:
+                return point
+        if self._no_room is not None:
+            raise self._no_room
         if others and not steps:
             on_first_rank(self._peers, lambda: self._refuse_foreign(others))
         if steps and (in_store or not self._folders.is_shared):
@@ -231,7 +221,23 @@ class CheckpointChooser:
 
     def _newest_of(self, steps: set[int], in_store: Collection[int] = ()) -> ResumePoint | None:
         found = (self._candidates(step, is_in_store=step in in_store) for step in sorted(steps, reverse=True))
-        return next((self._point(one) for ones in found for one in ones if self._complete(one)), None)
+        points = (self._try(one) for ones in found for one in ones)
+        return next((point for point in points if point is not None), None)
+
+    def _try(self, candidate: Candidate) -> ResumePoint | None:
+        """Complete a checkpoint, and examine it. If it cannot be used, report the reason and return None."""
+        try:
+            if not self._complete(candidate):
+                return None
+        except NoRoomError as error:
+            self._no_room = self._no_room or error
+            self._reject(self._place_of(candidate.name), Fault(file="its size", reason=error.message))
+            return None
+        point = self._point(candidate)
+        reason = self._examine(point)
+        if reason:
+            self._reject(self._place_of(candidate.name), Fault(file="its content", reason=reason))
+        return None if reason else point
 
     def _report_planted(self) -> int:
         """Report checkpoints of other users, and return their number. Report passed-over checkpoints, too."""
@@ -249,21 +255,18 @@ class CheckpointChooser:
             raise CheckpointError(
                 f"--resume {self._foreign.where(place)} cannot be used: {found}; Safepoint did not write this "
                 "checkpoint; training was not started",
-                hint="name another checkpoint, or omit --resume to resume from the newest valid one",
+                hint=_NAME_ANOTHER,
             )
-        return self._from_foreign(found)
+        return self._completed(self._foreign_candidate(found), found.origin.where)
 
-    def _from_foreign(self, found: ForeignCheckpoint) -> ResumePoint:
+    def _foreign_candidate(self, found: ForeignCheckpoint) -> Candidate:
         # The folder has a new name in each start, because it may be impossible to delete the folder of an earlier
         # start.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         self._foreign_copies = self._output.work / f"foreign-{unique}"
-        candidate = _Candidate(
+        return Candidate(
             manifest=found.manifest, is_in_store=found.folder is None, named=found.folder, foreign=found.origin
         )
-        if not self._complete(candidate):
-            raise CheckpointError(f"{found.origin.where} could not be copied to every node; training was not started")
-        return self._point(candidate)
 
     def _is_newest(self, step: int) -> bool:
         """Whether no checkpoint of Safepoint is newer than `step`."""
@@ -300,24 +303,31 @@ class CheckpointChooser:
             if not self._is_first:
                 return None
             manifest = named_manifest(path, self._watch())
-            return manifest, path.parent.resolve() == self._output.root.resolve(), _has_unlisted_files(path)
+            return manifest, path.parent.resolve() == self._output.root.resolve(), has_unlisted_files(path)
 
         checked = long_on_all_ranks(self._peers, check)[0]
         assert checked is not None
         manifest, is_inside, has_unlisted = checked
         if not is_inside:  # the checkpoint is not in the folder, so the checkpoints there belong to another run
             self._set_aside_newer_than(-1)
-        if self._folders.is_shared and not has_unlisted:
-            return ResumePoint(path=path, manifest=manifest)
-        candidate = _Candidate(manifest=manifest, named=path)
+        point = ResumePoint(path=path, manifest=manifest)
+        if has_unlisted or not self._folders.is_shared:
+            point = self._completed(Candidate(manifest=manifest, named=path), f"--resume {path}")
+        reason = self._examine(point)
+        if reason:
+            what = f"--resume {path} cannot be used: {reason}; training was not started"
+            raise CheckpointError(what, hint=_NAME_ANOTHER)
+        return point
+
+    def _completed(self, candidate: Candidate, what: str) -> ResumePoint:
         if not self._complete(candidate):
-            raise CheckpointError(f"--resume {path} could not be copied to every node; training was not started")
+            raise CheckpointError(f"{what} could not be copied to every node; training was not started")
         return self._point(candidate)
 
-    def _point(self, candidate: _Candidate) -> ResumePoint:
+    def _point(self, candidate: Candidate) -> ResumePoint:
         return ResumePoint(path=self._target(candidate), manifest=candidate.manifest, foreign=candidate.foreign)
 
-    def _target(self, candidate: _Candidate) -> Path:
+    def _target(self, candidate: Candidate) -> Path:
         """The folder in which the checkpoint is completed, on every node."""
         return (self._output.root if candidate.foreign is None else self._foreign_copies) / candidate.name
 
@@ -335,7 +345,7 @@ class CheckpointChooser:
         remote = self._remote
         return set(on_first_rank(self._peers, lambda: remote.steps() if remote is not None else []))
 
-    def _candidates(self, step: int, *, is_in_store: bool) -> list[_Candidate]:
+    def _candidates(self, step: int, *, is_in_store: bool) -> list[Candidate]:
         """The checkpoints of `step` that can perhaps be completed, in the order in which to try them.
 
         Damaged copies are reported. There can be several checkpoints of one step, written by different attempts.
@@ -350,19 +360,19 @@ class CheckpointChooser:
         held = {entry for copy in copies for entry in copy.files}
         manifests = {copy.manifest.to_bytes(): copy.manifest for copy in copies if copy.manifest is not None}
         candidates = [
-            _Candidate(manifest=manifest)
+            Candidate(manifest=manifest)
             for manifest in manifests.values()
             if manifest != stored and held >= set(manifest.files)
         ]
         if isinstance(stored, Manifest):
-            candidates.append(_Candidate(manifest=stored, is_in_store=True))
+            candidates.append(Candidate(manifest=stored, is_in_store=True))
         if not candidates and stored is None and all(copy.fault is None for copy in copies):
             fault = Fault(file="the checkpoint", reason="the parts of other nodes are missing")
             self._reject(self._place_of(checkpoint_name(step)), fault)
         # If the store has a checkpoint of this step, checkpoints of the same run come first. Then newer attempts come
         # first. Within one attempt, manifests with more files come first.
         run_id = stored.run_id if isinstance(stored, Manifest) else None
-        return sorted(candidates, key=lambda candidate: _preference(candidate.manifest, run_id), reverse=True)
+        return sorted(candidates, key=lambda candidate: preference(candidate.manifest, run_id), reverse=True)
 
     def _manifest_in_store(self, step: int) -> Manifest | Fault:
         assert self._remote is not None
@@ -377,7 +387,7 @@ class CheckpointChooser:
 
     # ---- into every folder --------------------------------------------------------------------------------------
 
-    def _complete(self, candidate: _Candidate, *, is_retry: bool = False) -> bool:
+    def _complete(self, candidate: Candidate, *, is_retry: bool = False) -> bool:
         """Complete the checkpoint in every folder. If that is not possible, report the reason and return False."""
         started_s = clock.monotonic_s()
         copies = self._verify_copies(candidate)
@@ -410,7 +420,7 @@ class CheckpointChooser:
             )
         return True
 
-    def _verify_copies(self, candidate: _Candidate) -> dict[int, VerifiedCopy]:
+    def _verify_copies(self, candidate: Candidate) -> dict[int, VerifiedCopy]:
         """Verify the copy in each owner's folder: read all of its files, and report damaged copies.
 
         Returns:
@@ -425,7 +435,7 @@ class CheckpointChooser:
                 return VerifiedCopy(
                     path=candidate.named,
                     good=frozenset(entry.path for entry in candidate.manifest.files),
-                    is_complete=candidate.named.resolve() == folder.resolve() and not _has_unlisted_files(folder),
+                    is_complete=candidate.named.resolve() == folder.resolve() and not has_unlisted_files(folder),
                     is_replaceable=False,
                 )
             return verify_copy(folder, candidate.manifest, self._watch())
@@ -438,7 +448,7 @@ class CheckpointChooser:
         """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1."""
         self._set_aside(lambda path: (step_of(path) or 0) > step and (with_foreign or not is_foreign(path)))
 
-    def _make_way(self, candidate: _Candidate, *, is_in_the_way: bool) -> None:
+    def _make_way(self, candidate: Candidate, *, is_in_the_way: bool) -> None:
         """Move the incomplete copies of a checkpoint aside, before the complete checkpoint gets their name.
 
         Raises:
@@ -487,13 +497,3 @@ class CheckpointChooser:
 
     def _watch(self) -> Callable[[int, int], None] | None:
         return ProgressLine("verifying").update if self._is_first else None
-
-
-def _has_unlisted_files(path: Path) -> bool:
-    """Whether a folder contains files that its manifest does not list. A framework might load them."""
-    copy = list_copy(path)
-    return copy is not None and bool(copy.strays)
-
-
-def _preference(manifest: Manifest, run_id: str | None) -> tuple[bool, int, int]:
-    return run_id in {None, manifest.run_id}, manifest.attempt, len(manifest.files)

@@ -54,6 +54,11 @@ class ResumePoint:
     foreign: Origin | None = None
 
 
+Examine = Callable[[ResumePoint], str]
+"""Says why the ranks cannot continue together from a complete checkpoint; empty if they can. All ranks call it before
+any rank loads the checkpoint, and it returns the same on every rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedCopy:
     """A copy whose files were compared with its own manifest by name and size. The files were not read.

@@ -5,7 +5,7 @@ another node cannot be used, because there is no record of the files that each n
 together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,14 +102,17 @@ class ForeignCheckpoints:
         everywhere = [place for places in on_all_ranks(self._peers, find) for place in places]
         return sorted(everywhere, key=lambda place: -place.step)  # the sort is stable
 
-    def newest(self) -> ForeignCheckpoint | None:
-        """The newest usable checkpoint, or None. Newer, unusable checkpoints are passed to `reject`."""
+    def usable(self) -> Iterator[ForeignCheckpoint]:
+        """The usable checkpoints, newest first. Unusable checkpoints are passed to `reject`.
+
+        A checkpoint is read when the iteration reaches it. All ranks iterate together.
+        """
         for place in self.places():
             found = self.read(place)
             if isinstance(found, ForeignCheckpoint):
-                return found
-            self._reject(self.where(place), found)
-        return None
+                yield found
+            else:
+                self._reject(self.where(place), found)
 
     def read(self, place: Place) -> ForeignCheckpoint | Fault:
         """Examine the checkpoint at `place`, and read all its files. Return a Fault if it cannot be resumed from."""

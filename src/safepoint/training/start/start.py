@@ -32,7 +32,7 @@ from safepoint.training.start.claim import (
     open_in_keeper,
     start_uploader,
 )
-from safepoint.training.start.copies import ResumePoint
+from safepoint.training.start.copies import Examine, ResumePoint
 from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders, find_folders
 
@@ -60,6 +60,7 @@ def agree_on_start(
     output: OutputFolder,
     location: Location | None = None,
     *,
+    examine: Examine,
     reads_foreign: bool = False,
 ) -> Start:
     """Claim the folders, and choose the checkpoint; a collective call.
@@ -69,6 +70,7 @@ def agree_on_start(
         peers: all ranks.
         output: the output folder, by its path on this rank.
         location: the object store to which checkpoints are uploaded, or None.
+        examine: see `Examine`.
         reads_foreign: whether the training can load checkpoints that a Trainer without Safepoint has written.
 
     Raises:
@@ -106,6 +108,7 @@ def agree_on_start(
         context.settings,
         first_start,
         context.reporter.report,
+        examine=examine,
         reads_foreign=reads_foreign,
     )
     point = chooser.choose(in_memory)

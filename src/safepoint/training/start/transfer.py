@@ -23,8 +23,17 @@ from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry, Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
-from safepoint.checkpoint.remote.fetch import Window, create_files, fetch, refusing_impossible_path, share, windows_of
-from safepoint.errors import CheckpointError, SafepointError
+from safepoint.checkpoint.local.thinning import is_full
+from safepoint.checkpoint.remote.fetch import (
+    MAKE_ROOM,
+    Window,
+    create_files,
+    fetch,
+    refusing_impossible_path,
+    share,
+    windows_of,
+)
+from safepoint.errors import CheckpointError, NoRoomError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.foundation.files import delete_tree, write_at
 from safepoint.foundation.shared_folders import no_links
@@ -122,6 +131,7 @@ class Transfer:
 
         Raises:
             CheckpointError: a file is damaged; the same error on every rank.
+            NoRoomError: a disk has too little room for the checkpoint; the same error on every rank.
             StorageError: the store cannot be read, or a disk cannot be written; the same error on every rank.
         """
         if all(copy.is_complete for copy in plan.copies.values()):
@@ -142,7 +152,17 @@ class Transfer:
                 delete_tree(working)
 
     def _do(self, is_here: bool, stage: Callable[[], None]) -> None:
-        long_on_all_ranks(self._peers, lambda: stage() if is_here else None)
+        def work() -> None:
+            try:
+                if is_here:
+                    stage()
+            except OSError as error:  # some file systems, and quotas, do not state how much room there is
+                if not is_full(error):
+                    raise
+                what = f"{self._output.root} is full: {error.strerror}; the checkpoint was not completed there"
+                raise NoRoomError(what, hint=MAKE_ROOM) from error
+
+        long_on_all_ranks(self._peers, work)
 
     def _prepare(self, plan: TransferPlan, working: Path) -> None:
         """Create the working folder: allocate the missing files, and link or copy the output folder's good files."""

@@ -1,7 +1,10 @@
-"""A small process that undoes a freeze or a restore if Safepoint is killed meanwhile.
+"""A small process that undoes or completes a freeze or a restore if Safepoint is killed meanwhile.
 
 If Safepoint ends before `release`, for any reason, the kernel closes Safepoint's end of the pipe to the guard. Then
 the guard waits until CRIU has ended too, sends a signal to the processes that it watches, and deletes the raw pages.
+At first, the signal undoes the freeze or the restore. When the image is committed, or when the restored processes may
+continue, `then` chooses another signal. That signal completes the freeze or the restore.
+
 The guard is a shell, so it starts in a millisecond. It has a session of its own, so signals to Safepoint's process
 group do not reach it. The guard identifies each process, including CRIU, by its number and its start time. The number
 is not enough, because another process may get the number of an ended process.
@@ -44,14 +47,14 @@ rm -rf -- "$folder"
 class Guard:
     """Watches over processes until `release`.
 
-    The guard also sends its signal if the `with` block ends without `release`.
+    If the `with` block ends without `release`, the guard does the same as after the end of Safepoint.
     """
 
     def __init__(self, folder: Path, number: signal.Signals) -> None:
         """Start the guard.
 
         Args:
-            folder: the folder of the raw pages, which is deleted if Safepoint is killed.
+            folder: the folder of the raw pages. The guard deletes it if there is no `release`.
             number: the signal for the processes: SIGCONT lets them continue, SIGKILL ends them.
         """
         command = ["/bin/sh", "-c", _SCRIPT, "safepoint-guard", str(folder), str(int(number))]

@@ -33,8 +33,8 @@ def used_bytes(pids: Iterable[int]) -> int:
 def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str]:
     """For each GPU of the recorded machine, the GPU that replaces it; empty if this machine has all recorded GPUs.
 
-    If a recorded GPU is present, its entry names the GPU itself. The driver needs an entry for each recorded GPU, and
-    checks that the replacements are of the same kind.
+    If only some of the recorded GPUs are present, each of these GPUs replaces itself. The driver needs an entry for
+    each recorded GPU, and checks that the replacements are of the same kind.
 
     Args:
         recorded: the GPUs of the machine on which the processes were frozen.

@@ -269,7 +269,8 @@ class ImageManifest:
         }
         if {path for path in paths if _PAGES_NAME.fullmatch(path.rpartition("/")[2])} != expected:
             raise ValueError(
-                "files must list one table and one file of regions for each page file, and no other tables or regions"
+                "field 'files' must list one table and one file of regions for each page file, and no other tables "
+                "or regions"
             )
         for entry in self.files:
             self._check_file(entry)

@@ -111,7 +111,7 @@ def materialise(
                     _copy(source, target / entry.path, entry)
         for (part, file), (table, files) in zip(image.tables, image.page_files(), strict=True):
             path = target / part_name(part) / f"pages-{file}.img"
-            descriptor = no_links.create_file(path, _MODE)
+            descriptor = no_links.open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _MODE)
             try:
                 restore_pages(table, files, descriptor, progress=progress)
             finally:

@@ -8,8 +8,8 @@ import pytest
 from safepoint.checkpoint.remote.extra_files import ExtraFiles
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.errors import ConflictError, StorageError
-from safepoint.foundation.events.run_events import ExtraFilesLeftOut, ExtraFilesUploaded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import ExtraFilesLeftOut, ExtraFilesUploaded
 from tests.support.checkpoints import commit, keep_final, prepared
 from tests.support.stores import FaultyStore
 

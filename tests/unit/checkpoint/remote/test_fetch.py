@@ -1,6 +1,5 @@
 """Fetching: whole and verified, or not at all; only what arrived damaged is fetched again."""
 
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import read_manifest, verify
 from safepoint.checkpoint.remote.fetch import check_listing, create_files, fetch, share, windows_of
 from safepoint.errors import CheckpointError, StorageError
+from safepoint.foundation.volumes import needed
+from safepoint.foundation.volumes.room import Room
 from safepoint.storage import local_folder
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore, flip
@@ -105,7 +106,7 @@ def test_too_little_room_is_found_before_the_first_byte(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message has both figures, and nothing was created."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000, "total": 2000})())
+    monkeypatch.setattr(needed, "room_of", lambda folder, **_: Room(free_bytes=1000))
     with pytest.raises(StorageError, match=r"1(\.0)? kB free") as caught:
         create_files(manifest.files, tmp_path / "working")
     assert "--local-dir" in str(caught.value)

@@ -28,8 +28,8 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.inventory import Kind, open_inventory
 from safepoint.checkpoint.tools.repair import repair
 from safepoint.errors import CheckpointError, ManifestError, NothingValidError, StorageError, TransientError
-from safepoint.foundation.events.run_events import Uploaded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import Uploaded
 from safepoint.storage.location import Location, Scheme
 from tests.support.checkpoints import commit, describe, prepared
 from tests.support.stores import FaultyStore, flip

@@ -23,8 +23,8 @@ from safepoint.checkpoint.remote.verified_upload import SourceFile, upload_recor
 from safepoint.checkpoint.weights.stored_weight import content_of
 from safepoint.errors import StorageError
 from safepoint.foundation import files
-from safepoint.foundation.events.run_events import Uploaded, UploadFailed, UploadSuperseded
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import Uploaded, UploadFailed, UploadSuperseded
 from tests.support.checkpoints import commit, describe, keep_final, name_added_files, prepared
 from tests.support.stores import FaultyStore
 

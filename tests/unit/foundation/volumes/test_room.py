@@ -76,6 +76,8 @@ def test_an_empty_dir_is_evicted_before_the_disk_is_full(monkeypatch: pytest.Mon
     assert room_of(tmp_path, POD) == replace(expected, free_bytes=350 * 4096)
     disks(monkeypatch, status(free=100, free_inodes=0))
     assert room_of(tmp_path, POD) == replace(expected, free_bytes=0, free_inodes=0)
+    found = room_of(tmp_path, POD, with_thresholds=False)
+    assert found == Room(free_bytes=100 * 4096, free_inodes=0, size_bytes=1000 * 4096)
     assert room_of(tmp_path, {}) == Room(free_bytes=100 * 4096, free_inodes=0, size_bytes=1000 * 4096)
 
 

@@ -57,7 +57,7 @@ def test_jobs_that_are_not_up_to_date_are_reported_once_for_each_outage(
             for _ in range(3):
                 assert [name_of(seen.trainjob) for seen in watch.jobs()] == ["tiny"]
             assert len(caplog.messages) == num_outages
-            assert caplog.messages[-1].startswith("the jobs of kind may have changed since 2")
+            assert caplog.messages[-1].startswith("requests to the cluster have failed since 2")
             api.is_away = False
             while watch._unanswered:
                 assert api.answered.acquire(timeout=30)

@@ -22,8 +22,9 @@ from safepoint.checkpoint.remote.publish import publish
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.checkpoint.remote.verified_upload import UploadRecord
 from safepoint.errors import CheckpointError, NothingValidError, StorageError
-from safepoint.foundation.events.run_events import CheckpointRejected, Fetched, Resumed, SetAside
+from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, SetAside
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import Fetched
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.start import transfer
 from safepoint.training.start.choose import CheckpointChooser

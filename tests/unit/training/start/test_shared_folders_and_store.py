@@ -12,8 +12,9 @@ from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import NothingValidError
-from safepoint.foundation.events.run_events import CheckpointRejected, Fetched, Resumed, SetAside
+from safepoint.foundation.events.run_events import CheckpointRejected, Resumed, SetAside
 from safepoint.foundation.events.stream import Event
+from safepoint.foundation.events.upload_events import Fetched
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.first_start import FirstStart

@@ -201,8 +201,8 @@ _ENTRY = FileEntry(path="part-0/core-1.img", size_bytes=1, digest=digest_bytes(b
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"files": (replace(_ENTRY, path="part-1/core-1.img"),)}, "files must list|no part"),
-        ({"files": (replace(_ENTRY, path="core-1.img"),)}, "files must list|no part"),
+        ({"files": (replace(_ENTRY, path="part-1/core-1.img"),)}, "'files' must list|no part"),
+        ({"files": (replace(_ENTRY, path="core-1.img"),)}, "'files' must list|no part"),
         ({"number": 0}, "number"),
         ({"seed": -1}, "seed"),
         ({"sources": (Source(name="image-2", digest=_ENTRY.digest),)}, "older images"),
@@ -222,7 +222,7 @@ def test_a_manifest_checks_its_fields(made: ImageLocation, changes: dict[str, ob
 def test_a_manifest_names_only_files_of_an_image(made: ImageLocation, path: str) -> None:
     manifest = made.read("image-2")
     files = tuple(sorted([*manifest.files, replace(_ENTRY, path=path)], key=lambda entry: entry.path))
-    with pytest.raises(ValueError, match=r"files must list|is not a file of CRIU|no part"):
+    with pytest.raises(ValueError, match=r"'files' must list|is not a file of CRIU|no part"):
         replace(manifest, files=files)
 
 

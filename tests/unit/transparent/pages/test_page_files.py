@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from safepoint.checkpoint.format.digest import digest_file
 from safepoint.errors import ImageError, MissingExtraError
+from safepoint.transparent.pages import reader
 from safepoint.transparent.pages.layout import MOST_PAGES, PAGE_BYTES, REGION_PAGES, TableHeader
 from safepoint.transparent.pages.older import OlderPages
 from safepoint.transparent.pages.reader import check_pages, restore_pages
@@ -79,7 +80,14 @@ def restored(
             opened[key] = RegionFile(path, tables[key])
         check_pages(table, opened)
         restore_pages(table, opened, descriptor)
-        return target.read_bytes()
+        alone = target.read_bytes()
+        os.ftruncate(descriptor, 0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader, "_LEAST_PAGES", 16)
+            patch.setattr(reader, "_NUM_TOGETHER", 1)
+            restore_pages(table, opened, descriptor)
+        assert target.read_bytes() == alone
+        return alone
     finally:
         os.close(descriptor)
         for one in opened.values():

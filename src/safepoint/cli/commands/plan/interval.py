@@ -40,7 +40,10 @@ _POINTS = 60
 
 def interval(
     context: typer.Context,
-    mtbf: Annotated[str, time("Mean time between two interruptions of the job, of any kind, such as 4h.")],
+    mtbf: Annotated[
+        str,
+        time("Mean time between two interruptions of the job, such as 4h. Interruptions of all kinds count."),
+    ],
     stall: Annotated[str, time("Time for which a save delays the training, such as 0.01s or 2m.")],
     durable: Annotated[
         str | None,
@@ -104,7 +107,8 @@ def interval(
     durable_s, copied_s = after_stall["durable"], after_stall["copied"]
     if durable_s is not None and copied_s is not None and copied_s > durable_s:
         raise UsageError(
-            f"--copied {copied} is longer than --durable {durable}, but a save is written from its snapshot",
+            f"--copied {copied} is longer than --durable {durable}, but a save cannot be durable before its "
+            "snapshot is complete",
             hint=f"give at most {durable} for --copied",
         )
     check_shares(announced, ranks_only)

@@ -20,7 +20,7 @@ _KINDS = ("trainjobs", "pods", "workloads")
 _AGAIN_S, _OPEN_S = 1.0, 240.0
 _FIRST_S = 30.0
 _OLD_S = 30.0
-"""After this time without an answer, a warning says that the jobs may have changed."""
+"""After this time without an answer, a warning says that the shown state may be out of date."""
 _MOST_OBJECTS, _MOST_BYTES = 100_000, 256 << 20
 
 
@@ -128,11 +128,11 @@ class JobWatch:
         if not self._has_warned and clock.monotonic_s() - since_s >= _OLD_S:
             self._has_warned = True
             _log.warning(
-                "the jobs of %s may have changed since %s, because requests to the cluster fail: %s; the requests "
-                "are repeated every second",
-                self._api.connection.name,
+                "requests to the cluster have failed since %s: %s; the shown state of the jobs of %s may be out of "
+                "date; the requests are repeated every second",
                 since,
                 error.message,
+                self._api.connection.name,
             )
 
     def _watch(self, kind: str) -> None:

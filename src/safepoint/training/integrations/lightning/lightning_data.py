@@ -11,7 +11,7 @@ from typing import Any
 
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import ConflictError
-from safepoint.training.plain.data.position import DataProgress, Position
+from safepoint.training.plain.data.position import DataProgress, Position, Shared
 from safepoint.training.plain.data.tracked_data import TrackedData
 from safepoint.training.state.rng import restore_rng
 
@@ -75,7 +75,7 @@ class TrackedLoader:
         if self._before is not None:
             return dataclasses.replace(self._before, fetched=fetched)
         now = self.data.position()
-        return dataclasses.replace(now, batches=now.batches - 1, fetched=fetched)
+        return dataclasses.replace(now, batches=now.batches - 1, taken=now.taken - 1, fetched=fetched)
 
 
 class LightningData:
@@ -143,6 +143,16 @@ class LightningData:
         places = [loader.data.next_epoch_start() for loader in self._loaders]
         return [place.as_dict() for place in places] if any(place.generators for place in places) else None
 
+    def shared(self, position: Position) -> Shared:
+        """See `DataSource`. In Lightning, all ranks take their batches together.
+
+        The places of several loaders are not compared: a shorter loader may begin again within an epoch, and its
+        length may be another one on each rank.
+        """
+        loaders = _loader_positions(position)
+        only = (loaders[0].epoch, loaders[0].batches) if len(loaders) == 1 else ()
+        return Shared((), (position.epoch, position.batches, len(loaders), *only))
+
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
         """See `DataSource`. The loaders get their positions later, in `begin_loop`.
 
@@ -167,8 +177,7 @@ class LightningData:
         if position is None:
             return
         with states_of("the position of a data loader in the checkpoint"):
-            states: list[dict[str, Any]] = position.loader or []
-            places = [Position(**state) for state in states]
+            places = _loader_positions(position)
         for number, loader in enumerate(self._loaders):
             place = places[number] if number < len(places) else Position(epoch=position.epoch)
             loader.data.resume(place, self._rng if position.batches else None)
@@ -182,3 +191,9 @@ class LightningData:
         resumed, self._resumed = self._resumed, None
         if resumed is not None and not resumed.batches:
             restore_rng(self._rng)
+
+
+def _loader_positions(position: Position) -> list[Position]:
+    """The positions of all loaders, from the position that a checkpoint has."""
+    states: list[dict[str, Any]] = position.loader or []
+    return [Position(**state) for state in states]

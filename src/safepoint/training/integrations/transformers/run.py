@@ -39,6 +39,7 @@ from safepoint.training.integrations.transformers.resume.trainer_state import (
     LossTotals,
     RankState,
     RollbackPoint,
+    contradiction_in,
 )
 from safepoint.training.integrations.transformers.save_callbacks import SaveCallbacks
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
@@ -111,7 +112,14 @@ class TrainerRun(TrainerCallback):
         is_finished = False
         try:
             with self._lease, written_once(self._trainer.args), Overrides() as overrides:
-                start = agree_on_start(self._context, self._peers, self._output, self._location, reads_foreign=True)
+                start = agree_on_start(
+                    self._context,
+                    self._peers,
+                    self._output,
+                    self._location,
+                    examine=lambda point: contradiction_in(point, self._peers),
+                    reads_foreign=True,
+                )
                 boundary = self._begin(start, overrides)
                 boundary.prepare(global_batch=self._resume.geometry.global_batch)
                 self._override(overrides)
@@ -128,7 +136,6 @@ class TrainerRun(TrainerCallback):
         context, trainer, place, point = self._context, self._trainer, self._context.place, start.point
         self._start = start
         self._resume = TrainerResume(context, trainer, point)
-        self._resume.check_ranks(self._peers)
         self._lease.enter_context(lease(point))
         if point is not None and point.foreign is not None and start.folders.is_owner:
             self._lease.callback(delete_tree, point.path)  # when the lease ends, all ranks have loaded the checkpoint

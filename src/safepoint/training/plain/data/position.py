@@ -6,8 +6,9 @@ then has a generator of its own, the text can end with `GENERATED`.
 """
 
 import dataclasses
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -31,6 +32,7 @@ Accelerate assigns its batches to the ranks in turn."""
 _KINDS: dict[str, Kind] = {
     "epoch": COUNT,
     "batches": COUNT,
+    "taken": COUNT,
     "epoch_rng": NAMED.optional,
     "sampler": TEXT,
     "generators": TENSORS,
@@ -45,6 +47,7 @@ class Position:
     Args:
         epoch: epochs done.
         batches: batches of the running epoch that the loop has received.
+        taken: batches that the loop has received in all epochs; 0 if they are not counted.
         epoch_rng: random number states at the start of the running epoch; None before its first batch.
         loader: the loader's own state; None if the loader has no such state.
         sampler: the kind of the loader's sampler.
@@ -58,6 +61,7 @@ class Position:
 
     epoch: int = 0
     batches: int = 0
+    taken: int = 0
     epoch_rng: dict[str, Any] | None = None
     loader: Any = None
     sampler: str = ""
@@ -98,6 +102,20 @@ class DataProgress:
         return self.epoch + (self.batches / self.num_batches if self.num_batches else 0.0)
 
 
+class Shared(NamedTuple):
+    """What the position of a rank has to have in common with the positions of other ranks.
+
+    Ranks with the same `pace` have to be at the same `place`.
+
+    Args:
+        pace: what decides whether ranks take their batches together.
+        place: where the rank is in its data.
+    """
+
+    pace: tuple[Hashable, ...]
+    place: tuple[Hashable, ...]
+
+
 class DataSource(Protocol):
     """Where a loop takes its batches from."""
 
@@ -107,6 +125,16 @@ class DataSource(Protocol):
 
     def position(self) -> Position:
         """The loop's position now."""
+        ...
+
+    def shared(self, position: Position) -> Shared:
+        """What `position` has to have in common with the positions of other ranks in the same checkpoint.
+
+        The loaders may not exist yet.
+
+        Raises:
+            ValueError: the position is invalid.
+        """
         ...
 
     def resume(self, position: Position, rng: dict[str, Any]) -> None:

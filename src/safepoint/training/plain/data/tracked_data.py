@@ -19,14 +19,14 @@ the states from which these numbers are drawn.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.training.plain.data.fetches import WHERE, Fetches
-from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position
+from safepoint.training.plain.data.position import ACCELERATED, GENERATED, DataProgress, Position, Shared
 from safepoint.training.plain.data.skipping import skip_batches
 from safepoint.training.state.rng import (
     capture_rng,
@@ -66,6 +66,7 @@ class TrackedData:
         self._rng: dict[str, Any] | None = None
         self.epoch = 0
         self.batches = 0
+        self._taken = 0
         self._epoch_rng: dict[str, Any] | None = None
 
     @property
@@ -94,12 +95,17 @@ class TrackedData:
         """The kind of the loader's sampler. For a loader of Accelerate, the kind of the script's sampler."""
         if not _is_accelerates(self.loader):
             return type(getattr(self.loader, "sampler", None)).__name__
+        sampler = getattr(self._batch_sampler, "sampler", None)
+        has_generator = isinstance(getattr(sampler, "generator", None), torch.Generator)
+        return ACCELERATED + type(sampler).__name__ + GENERATED * has_generator * (type(sampler) is RandomSampler)
+
+    @property
+    def _batch_sampler(self) -> Any:
+        """The batch sampler of the script; None if there is none, as for a stream."""
         batches: Any = getattr(self.loader, "batch_sampler", None)
         while hasattr(batches, "batch_sampler"):  # Accelerate's wrappers
             batches = batches.batch_sampler
-        sampler = getattr(batches, "sampler", None)
-        has_generator = isinstance(getattr(sampler, "generator", None), torch.Generator)
-        return ACCELERATED + type(sampler).__name__ + GENERATED * has_generator * (type(sampler) is RandomSampler)
+        return batches
 
     def position(self) -> Position:
         """The loop's position now."""
@@ -111,6 +117,7 @@ class TrackedData:
         return Position(
             epoch=self.epoch,
             batches=self.batches,
+            taken=self._taken,
             epoch_rng=self._epoch_rng,
             loader=state,
             sampler=self.sampler,
@@ -129,8 +136,31 @@ class TrackedData:
     def _start_of(self, epoch: int) -> Position:
         states = [generator.get_state() for generator in self._generators]
         return Position(
-            epoch=epoch, sampler=self.sampler, generators=states, fetched=self._fetches.state_between_epochs
+            epoch=epoch,
+            taken=self._taken,
+            sampler=self.sampler,
+            generators=states,
+            fetched=self._fetches.state_between_epochs,
         )
+
+    def shared(self, position: Position) -> Shared:
+        """See `DataSource`.
+
+        Ranks that have taken the same number of batches are at the same place, if their epochs have the same length,
+        or if all of them are in the first epoch. A loop may leave out batches on some ranks only. Then these ranks
+        have taken other numbers of batches, and may be at other places.
+        """
+        num_batches = self._exact_num_batches
+        if num_batches is None and position.epoch:
+            return Shared((), ())
+        return Shared((position.taken, num_batches), (position.epoch, position.batches))
+
+    @property
+    def _exact_num_batches(self) -> int | None:
+        """Batches of this rank in an epoch; None if they are not known, or the loader may state a wrong number."""
+        if isinstance(self.loader, list | tuple):
+            return len(cast("list[Any]", self.loader))
+        return self.num_batches if type(self._batch_sampler) is BatchSampler and not self._is_stream else None
 
     def resume(self, position: Position, rng: dict[str, Any] | None) -> None:
         """Continue from `position`.
@@ -146,6 +176,7 @@ class TrackedData:
         self._check_generators(position)
         self._drop_first_pass()
         self.epoch, self.batches, self._epoch_rng = position.epoch, position.batches, None
+        self._taken = position.taken
         self._resumed, self._rng = position, rng
 
     def epochs(self, count: int) -> Iterator[Iterator[Any]]:
@@ -189,6 +220,7 @@ class TrackedData:
         for batch in batches:
             self._fetches.finish()
             self.batches += 1
+            self._taken += 1
             yield batch
         self._fetches.finish()
 

@@ -11,6 +11,8 @@ import torch
 
 from safepoint.checkpoint.format.digest import digest_file
 from safepoint.errors import CheckpointError, ConflictError, StorageError
+from safepoint.foundation.volumes import needed
+from safepoint.foundation.volumes.room import Room
 from safepoint.training.integrations.deepspeed.partitions import Partitions
 from safepoint.training.integrations.deepspeed.universal import OTHERS, Universal
 from tests.support.zero import MOMENTS, WEIGHTS, random_states, write_zero
@@ -124,7 +126,7 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monk
     """With what there is and what it takes."""
     write_zero(tmp_path / "saved", random_states(), stage=2, ranks=2)
     universal = Universal(Partitions(tmp_path / "saved", ranks=2), tmp_path / "copy", stage=2)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000, "total": 2000})())
+    monkeypatch.setattr(needed, "room_of", lambda folder, **_: Room(free_bytes=1000))
     with pytest.raises(StorageError, match=r"has 1.0 kB free, and the files need .* converted copy"):
         universal.check_room()
     assert not list((tmp_path / "copy").iterdir())

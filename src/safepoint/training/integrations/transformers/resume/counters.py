@@ -110,7 +110,10 @@ def _own_part(record: dict[str, Any], callback: Any) -> dict[str, Any]:
         kept[part] = {name: value for name, value in record.get(part, {}).items() if name in own}
         for name, value in kept[part].items():
             if not fits(value, own[name]):
-                raise ValueError(f"{name} of {type(callback).__name__} is {value!r:.80}, and {own[name]!r:.80} here")
+                raise ValueError(
+                    f"{name} of {type(callback).__name__} is {value!r:.80} in the checkpoint, and {own[name]!r:.80} "
+                    "in the script"
+                )
     return kept
 
 

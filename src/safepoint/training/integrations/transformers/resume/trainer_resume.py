@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
-from safepoint.checkpoint.pickles.loading import refusal, states_of
+from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 from safepoint.errors import ConflictError, printable
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.units import plural
-from safepoint.training.collective.peers import Peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.integrations.transformers.own_save import has_own_model_save
 from safepoint.training.integrations.transformers.resume.accumulators import without_settings
@@ -159,25 +158,6 @@ class TrainerResume:
         self.is_regular = self.geometry.has_same_steps(saved) and not (self._state and self._state.is_irregular)
         if self._state is not None and self.geometry != saved:
             self._state = self._state.without_batches()
-
-    def check_ranks(self, peers: Peers) -> None:
-        """Check that the files of all ranks state alike which work is due; all ranks call this method.
-
-        If they contradict each other, the ranks would wait for each other in different calls until a time limit.
-
-        Raises:
-            CheckpointError: they contradict each other.
-        """
-        if self._point is None:
-            return
-        state, due = self._state, None
-        if state is not None:
-            work = state.pending
-            kinds = work.evaluate, work.save, work.epoch_end, work.complete
-            due = *kinds, state.asked_accumulation, state.is_irregular
-        found = peers.gather(due)
-        if any(one != found[0] for one in found):
-            raise refusal(self._point.path, "the files of its ranks contradict each other about the work that is due")
 
     def override(self, overrides: Overrides) -> None:
         """Override the methods that the Trainer calls when it starts, and at the start of an epoch."""

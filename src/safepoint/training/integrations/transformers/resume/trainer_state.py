@@ -23,11 +23,14 @@ import torch
 
 from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import COUNT, FLAG, NAMED, NUMBER, Kind, check_fields, finite
+from safepoint.training.collective.collective_wait import on_all_ranks
+from safepoint.training.collective.peers import Peers
 from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrainerCounters
 from safepoint.training.integrations.transformers.resume.generation_settings import (
     generation_settings,
     restore_generation_settings,
 )
+from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.base_model import frozen_buffers
 from safepoint.training.state.plain_values import TENSORS, is_plain, load_plain
 from safepoint.training.state.rng import capture_rng, restore_rng
@@ -222,6 +225,39 @@ class RankState:
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
         return state
+
+
+def contradiction_in(point: ResumePoint, peers: Peers) -> str:
+    """Why the ranks cannot continue together from a checkpoint: their files do not state the same due work.
+
+    The ranks would wait for each other in different calls until a time limit. All ranks call this function, and it
+    returns the same on every rank.
+
+    Args:
+        point: a verified checkpoint.
+        peers: all ranks.
+
+    Returns:
+        The reason; empty if the files contain no contradiction.
+
+    Raises:
+        CheckpointError: the file of a rank is invalid.
+    """
+    place, ranks_before = peers.place, point.manifest.world_size
+
+    def read() -> tuple[bool | int, ...] | None:
+        state = RankState.read(point.path, rank=place.rank, ranks_before=ranks_before, world_size=place.world_size)
+        if state is None:
+            return None
+        work = state.pending
+        kinds = work.evaluate, work.save, work.epoch_end, work.complete
+        return *kinds, state.asked_accumulation, state.is_irregular
+
+    found = on_all_ranks(peers, read)
+    for rank, one in enumerate(found):
+        if one != found[0]:
+            return f"the files of the ranks 0 and {rank} contradict each other about the work that is due"
+    return ""
 
 
 def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from safepoint.checkpoint.format.manifest import FileEntry, Manifest, Trigger
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import CheckpointError, ConflictError, StorageError
 from safepoint.foundation.events.run_events import Repartitioned
+from safepoint.foundation.volumes import needed
+from safepoint.foundation.volumes.room import Room
 from safepoint.training.integrations.deepspeed import universal
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
 from safepoint.training.start.copies import ResumePoint
@@ -142,8 +144,7 @@ def test_what_one_node_cannot_do_all_ranks_hear(tmp_path: Path) -> None:
 def test_too_little_room_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is written, and nothing stays."""
     write_zero(tmp_path / "checkpoint-5", random_states(), stage=2, ranks=3)
-    usage = type("Usage", (), {"free": 1000, "total": 2000})()
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr(needed, "room_of", lambda folder, **_: Room(free_bytes=1000))
 
     def start(peers: ThreadPeers) -> Any:
         rank = Rank(peers, [tmp_path])

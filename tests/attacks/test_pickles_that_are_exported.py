@@ -1,0 +1,55 @@
+"""A checkpoint has a raw pickle with the name of a file of weights: other programs would unpickle it in an export."""
+
+import io
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from safepoint.checkpoint.tools import copy
+from safepoint.checkpoint.tools.inventory import open_inventory
+from safepoint.errors import CheckpointError
+from safepoint.storage.location import Location
+from tests.support.checkpoints import commit, prepared
+
+_NAMES = ("pytorch_model.bin", "encoder.pt", "last.CKPT", "a/b.pth")
+
+
+def torch_saved() -> bytes:
+    file = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, file)
+    return file.getvalue()
+
+
+def export(root: Path, files: dict[str, bytes], **options: bool) -> list[str]:
+    commit(prepared(root / "out"), 10, {0: files})
+    inventory, _ = open_inventory(str(root / "out"))
+    return copy.export(inventory, inventory.item(), Location.of_folder(root / "model"), **options)
+
+
+@pytest.mark.parametrize("content", [*(pickle.dumps({"w": 1}, number) for number in range(6)), b"", b"GGUF"])
+def test_it_is_left_out(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In any version of pickle. The warning states the option with which it is exported."""
+    files = {"model.safetensors": b"weights", **dict.fromkeys(_NAMES, content)}
+    with caplog.at_level(logging.WARNING, "safepoint"):
+        assert export(tmp_path, files) == ["model.safetensors"]
+    assert "leaves out 4 files" in caplog.text
+    assert "--with-code" in caplog.text
+
+
+def test_no_other_weights(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nothing was exported"):
+        export(tmp_path, {"pytorch_model.bin": pickle.dumps({"w": 1})})
+    assert not (tmp_path / "model").exists()
+
+
+def test_archives_are_exported(tmp_path: Path) -> None:
+    files = dict.fromkeys(_NAMES, torch_saved())
+    assert export(tmp_path, files) == sorted(files)
+
+
+def test_a_person_who_trusts_them(tmp_path: Path) -> None:
+    files = dict.fromkeys(_NAMES, pickle.dumps(1))
+    assert export(tmp_path, files, with_code=True) == sorted(files)
