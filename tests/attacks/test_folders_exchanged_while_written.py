@@ -3,6 +3,7 @@
 Nothing outside is written, and nothing of the other folder is deleted.
 """
 
+import contextlib
 import os
 import shutil
 import stat
@@ -17,7 +18,7 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.adopt import adopt
 from safepoint.checkpoint.tools.atomic_export import export_to_folder
 from safepoint.checkpoint.tools.inventory import Inventory, Kind
-from safepoint.errors import SafepointError
+from safepoint.errors import SafepointError, StorageError
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from tests.support.checkpoints import commit, prepared
@@ -148,3 +149,31 @@ def test_a_checkpoint_that_is_adopted(
     assert places
     assert adoptions[0].faults
     assert not os.path.exists(places[0] / MANIFEST_NAME)
+
+
+@pytest.mark.parametrize("call", ["write", "delete", "upload"])
+def test_a_folder_of_objects(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder as a store: a stranger puts a link in the place of a folder after its path was examined."""
+    root, own = tmp_path / "shared", tmp_path / "home"
+    for folder in (root / "checkpoint-1", own):
+        folder.mkdir(parents=True)
+        (folder / "model.pt").write_bytes(b"old")
+    source = tmp_path / "source"
+    source.write_bytes(b"new")
+    store, key = LocalStore(Location.of_folder(root)), "checkpoint-1/model.pt"
+    examine = store._path
+
+    def exchange(name: str) -> Path:
+        path = examine(name)
+        _exchange(root / "checkpoint-1", own, "link")
+        return path
+
+    monkeypatch.setattr(store, "_path", exchange)
+    calls: dict[str, Callable[[], object]] = {
+        "write": lambda: store.write(key, b"new"),
+        "upload": lambda: store.upload(key, source),
+        "delete": lambda: store.delete(key),
+    }
+    with contextlib.suppress(StorageError):
+        calls[call]()
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == {"model.pt": b"old"}

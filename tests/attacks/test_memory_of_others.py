@@ -8,14 +8,18 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from safepoint.foundation import processes
 from safepoint.foundation.processes import JOB_VARIABLE, processes_of
+from safepoint.jobs.local.images import last_resort
+from safepoint.jobs.local.images.last_resort import carried_folders
 
 _STRANGER = 65534
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 _PATIENCE_S = 30.0
 
 
@@ -44,3 +48,21 @@ def test_the_environment_of_another_user_is_not_read(tmp_path: Path, monkeypatch
             (other / "environ").write_bytes(b"")
         thread.join()
         own.communicate()
+
+
+@needs_root
+def test_a_process_of_another_user_names_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`freeze --pid` would copy the folder into the image as root, and `thaw` would give the copy to the user."""
+    folder = tmp_path / "safepoint_code_abcdefgh"
+    environment = {"PYTHONPATH": str(folder)}
+    own = subprocess.Popen("/bin/cat", stdin=subprocess.PIPE, env=environment)
+    other = subprocess.Popen("/bin/cat", stdin=subprocess.PIPE, env=environment, user=_STRANGER)
+    monkeypatch.setattr(last_resort, "running_launchers", list)
+    try:
+        for one in (own, other):
+            while not Path(f"/proc/{one.pid}/environ").read_bytes():
+                time.sleep(0.001)  # the kernel shows the variables a moment after the new program has begun
+        assert carried_folders([own.pid, other.pid]) == {own.pid: [folder], other.pid: []}
+    finally:
+        own.communicate()
+        other.communicate()

@@ -14,7 +14,7 @@ from safepoint.errors import CheckpointError
 from safepoint.storage.location import Location
 from tests.support.checkpoints import commit, prepared
 
-_NAMES = ("pytorch_model.bin", "encoder.pt", "last.CKPT", "a/b.pth")
+_NAMES = ("2_Dense/pytorch_model.bin", "encoder.pt", "last.CKPT", "a/b.pth", "pytorch_model-00001-of-00002.bin")
 
 
 def torch_saved() -> bytes:
@@ -35,7 +35,7 @@ def test_it_is_left_out(content: bytes, tmp_path: Path, caplog: pytest.LogCaptur
     files = {"model.safetensors": b"weights", **dict.fromkeys(_NAMES, content)}
     with caplog.at_level(logging.WARNING, "safepoint"):
         assert export(tmp_path, files) == ["model.safetensors"]
-    assert "leaves out 4 files" in caplog.text
+    assert "leaves out 5 files" in caplog.text
     assert "--with-code" in caplog.text
 
 

@@ -17,8 +17,8 @@ try:
 except PermissionError:
     print("keeper refuses")
 class Writer:
-    get_extra_info = lambda self, name: ("127.0.0.1", 1)
-admission.owner_of = lambda *ends: int(sys.argv[1])
+    get_extra_info = lambda self, name: None
+admission.user_at_other_end = lambda connected: int(sys.argv[1])
 print("store admits" if admission.is_same_user(Writer()) else "store refuses")
 """
 

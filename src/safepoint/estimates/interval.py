@@ -10,18 +10,19 @@ the rate λ = 1/M, also during a restart. There are three kinds of them:
 | ends only ranks | the work up to the newest snapshot in memory, which another process, the keeper, still has |
 | ends the machine | the work up to the newest durable checkpoint |
 
-With T = interval + δ, the work of one start that is kept after its interruption is on average
+Let T = interval + δ. A start works until its interruption. On average, this much of its work is kept:
 
     announced             (1 - e^(-λ·interval)) / (λ·(1 - e^(-λT)))
     ends only ranks       interval · e^(-λ·(C - δ)) / (e^(λT) - 1)
     ends the machine      interval · e^(-λ·(D - δ)) / (e^(λT) - 1)
 
-where C is the time from the beginning of a save until its copy in memory is complete. The second and third formulas
-are sums over all saves n of interval · P(no interruption before the copy of save n can be used), a geometric series.
-The first formula is the integral over the time in which the training works and was not interrupted. A restart of R
-seconds may be interrupted, too, and then begins again. So the time from one completed restart to the next is
-e^(λR) / λ seconds on average. The productive share of the time is the expected work divided by this time. It is
-called ETTR, the effective training time ratio.
+C is the time from the beginning of a save until its copy in memory is complete. The second and third formulas are
+geometric series: interval · P(no interruption before save n can be used), summed over all saves n. A save can be used
+when its copy in memory is complete (second formula), or when it is durable (third formula). The first formula is the
+integral of P(no interruption yet) over the time in which the training works. A restart of R seconds may be
+interrupted, too, and then begins again. So the time from one completed restart to the next is e^(λR) / λ seconds on
+average. The productive share of the time is the expected work divided by this time. It is called ETTR, the effective
+training time ratio.
 
 If all interruptions end the machine, and D = δ, this is the exact expression of J. T. Daly, A higher order estimate
 of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22 (2006), equation 20. The

@@ -37,18 +37,36 @@ _log = logging.getLogger("safepoint")
 _NUM_LOCK_TRIES = 10
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, below: Path | None = None) -> None:
     """Create a folder, and the missing folders above it. The names of the new folders survive a power loss.
+
+    Args:
+        path: the folder.
+        below: a folder above `path`; the folders between the two, and `path` itself, may not be links.
 
     Raises:
         OSError: the folder cannot be created, or `path` is not a folder.
     """
     path = path.absolute()
     made = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
-    no_links.make_folders(path)
+    no_links.make_folders(path, below=None if below is None else below.absolute())
     for folder in made:
         with contextlib.suppress(PermissionError):  # the user may create names in the parent, but may not open it
             fsync_folder(folder.parent)
+
+
+def make_private_folder(path: Path) -> None:
+    """Create a folder, and the missing folders above it, with access for this user only, whatever the umask is.
+
+    Use it for the folders that programs keep in a home folder. If others could write to one of them, they could
+    replace the settings, keys and code in it.
+
+    Raises:
+        OSError: the folder cannot be created, or `path` is not a folder.
+    """
+    for missing in reversed([one for one in (path, *path.parents) if not one.exists()]):
+        missing.mkdir(exist_ok=True, mode=0o700)
+    path.mkdir(exist_ok=True, mode=0o700)  # raises an error if `path` is not a folder
 
 
 def fsync_file(path: Path) -> None:

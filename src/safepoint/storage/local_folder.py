@@ -12,6 +12,7 @@ from pathlib import Path
 
 from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, printable
 from safepoint.foundation import clock, files
+from safepoint.foundation.shared_folders import no_links
 from safepoint.storage.location import Location
 from safepoint.storage.store import (
     MOST_READ_BYTES,
@@ -149,18 +150,36 @@ class LocalStore:
         path = self._path(key)
         with _translating(path):
             # `replace_file` is not used: the fence and the condition are checked between the write and the rename.
-            working = _create_working(path)
+            working, descriptor = self._create_working(path)
             try:
-                with working.open("wb", buffering=0) as file:
-                    fill(file.fileno())
-                    os.fsync(file.fileno())
-                    version = _version(os.fstat(file.fileno()))
+                try:
+                    fill(descriptor)
+                    os.fsync(descriptor)
+                    version = _version(os.fstat(descriptor))
+                finally:
+                    os.close(descriptor)
                 if fence is not None:
                     fence()
                 self._rename(working, path, condition)
             finally:
-                working.unlink(missing_ok=True)
+                no_links.unlink(working, below=self._root)
             return version
+
+    def _create_working(self, path: Path) -> tuple[Path, int]:
+        """Create an empty file in the folder of `path`, and the folder itself if necessary, and open it to write."""
+        working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+        for _ in range(_MOST_TRIES):
+            # Between the two calls, another process may delete the folder, because the folder is empty.
+            try:
+                files.make_folder(path.parent, below=self._root)
+                return working, no_links.create_file(working, below=self._root)
+            except FileNotFoundError:
+                continue
+            except FileExistsError:
+                # `mkdir` also raises this error if another process deletes an existing folder during the call.
+                if path.parent.exists() and not path.parent.is_dir():
+                    raise
+        raise StorageError(f"another process deletes {path.parent} each time that it is created; nothing was written")
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
         # Each writer that uses this class locks the folder during the comparison and the rename. So no other writer
@@ -178,7 +197,7 @@ class LocalStore:
                         "nothing was written",
                         hint="another run writes to the same location; stop one of the two runs",
                     )
-            working.rename(path)
+            no_links.rename(working, path, below=self._root)
             # After the rename, another process may delete the object, and then the empty folder. The path would not
             # exist any more, so `fsync` gets the descriptor.
             os.fsync(folder)
@@ -188,7 +207,8 @@ class LocalStore:
         path = self._path(key)
         with _translating(path):
             try:
-                path.unlink()
+                with no_links.located(path, below=self._root) as (name, folder):
+                    os.unlink(name, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError):
                 return
             parent = path.parent
@@ -219,7 +239,7 @@ class LocalStore:
                 folder, _, name = path.rpartition("/")
                 match = _WORKING.fullmatch(name)
                 if match and only(f"{folder}/{match[1]}".lstrip("/")):
-                    (self._root / path).unlink(missing_ok=True)
+                    no_links.unlink(self._root / path, below=self._root)
                     num_swept += 1
         return num_swept
 
@@ -236,7 +256,7 @@ class LocalStore:
     def _open(self, key: str) -> Generator[int]:
         path = self._path(key)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = no_links.open_file(path, os.O_RDONLY | os.O_NONBLOCK, below=self._root)
         except OSError as error:
             raise _translated(error, path) from error
         try:
@@ -256,25 +276,6 @@ def _object(key: str, status: os.stat_result) -> StoredObject:
 
 def _version(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
-
-
-def _create_working(path: Path) -> Path:
-    """Create an empty file in the folder of `path`, and the folder itself if necessary."""
-    working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    for _ in range(_MOST_TRIES):
-        # Between the two calls, another process may delete the folder, because the folder is empty.
-        try:
-            files.make_folder(path.parent)
-            working.touch(exist_ok=False)
-        except FileNotFoundError:
-            continue
-        except FileExistsError:
-            # `mkdir` also raises this error if another process deletes an existing folder during the call.
-            if path.parent.exists() and not path.parent.is_dir():
-                raise
-        else:
-            return working
-    raise StorageError(f"another process deletes {path.parent} each time that it is created; nothing was written")
 
 
 def _copy(source: OpenFile, target: int, progress: Progress | None) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from safepoint.foundation.shared_folders import no_links
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import parse_location
 
@@ -11,17 +12,16 @@ from safepoint.storage.location import parse_location
 def test_an_object_that_is_deleted_as_it_lands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder goes with its last object, while the writer still has to make the object's name durable."""
     store = LocalStore(parse_location(str(tmp_path / "store")))
-    rename = Path.rename
+    rename = no_links.rename
     num_renamed = 0
 
-    def rename_and_lose(working: Path, target: Path) -> Path:
+    def rename_and_lose(working: Path, target: Path, *, below: Path) -> None:
         nonlocal num_renamed
-        renamed = rename(working, target)
+        rename(working, target, below=below)
         store.delete("folder/only")
         num_renamed += 1
-        return renamed
 
-    monkeypatch.setattr(Path, "rename", rename_and_lose)
+    monkeypatch.setattr(no_links, "rename", rename_and_lose)
     store.write("folder/only", b"alone in its folder")
     assert num_renamed == 1
     assert list(store.list()) == []

@@ -30,6 +30,7 @@ from safepoint.checkpoint.local.retention import Candidate, Policy, select_super
 from safepoint.errors import ConflictError, ManifestError, StorageError, UsageError, printable
 from safepoint.foundation import clock, files
 from safepoint.foundation.bounded_json import read_object
+from safepoint.foundation.configuration import xdg_folder
 from safepoint.foundation.environment import host_name
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.leases import Lease, lease_on
@@ -75,6 +76,7 @@ class OutputFolder:
         is_strange = is_planted(self.root)
         if not is_strange:
             try:
+                _make_cache_private(self.root)
                 files.make_folder(self.root)
             except OSError as error:
                 raise self._unusable(error, consequence) from error
@@ -382,3 +384,12 @@ class OutputFolder:
     def _lease_on(self, name: str) -> Lease:
         found = {lease_on(self.root / name / record) for record in (MANIFEST_NAME, PART_NAME)}
         return next((lease for lease in (Lease.READER, Lease.UNKNOWN) if lease in found), Lease.NONE)
+
+
+def _make_cache_private(root: Path) -> None:
+    """If an output folder is in the user's cache folder, as the default for an object store is, make the missing
+    folders above it private."""
+    with contextlib.suppress(UsageError, StorageError):  # this user has no home folder, and so no cache folder
+        cache = xdg_folder("XDG_CACHE_HOME", ".cache") / "safepoint"
+        if root.is_relative_to(cache):
+            files.make_private_folder(root.parent)

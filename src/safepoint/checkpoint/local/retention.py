@@ -3,9 +3,10 @@
 Pruning is the same in a folder and in an object store. The policies are pure functions.
 
 A checkpoint stays if any policy keeps it. If no policy sets a limit, all stay; `younger=` sets no limit. These always
-stay: the newest checkpoint, the newest valid checkpoint, checkpoints that a process reads or uploads, and checkpoints
-that the caller protects. A checkpoint that is known to be damaged is not deleted. It does not count in the N of a
-policy.
+stay: the newest checkpoint, the newest valid checkpoint, checkpoints that a later release wrote, and checkpoints that
+the caller protects. In a folder, checkpoints that a process reads or uploads also stay. In an object store, it is not
+known whether a process reads a checkpoint. A checkpoint that is known to be damaged is not deleted. It does not count
+in the N of a policy.
 
 These rules apply to each run separately: newer or better checkpoints of another run at the same location
 do not cause the deletion of a checkpoint. A run deletes only its own checkpoints.
@@ -158,9 +159,9 @@ def select_superseded(
         policies: which checkpoints to keep; if no policy is a limit, all stay.
         now_s: the current time in seconds since 1970, by the clock that wrote `created_s`.
         protected: steps that are never chosen, such as the step of the best model so far.
-        is_good: checks the files of a checkpoint. If steps of a run would be deleted, it is called for the valid
-            checkpoints of the run, newest first, until it returns True. That checkpoint is kept. If it never returns
-            True, all checkpoints of the run are kept.
+        is_good: checks the files of a checkpoint. If steps of a run would be deleted, `is_good` is called for the
+            valid checkpoints of the run, newest first, until `is_good` returns True. That checkpoint is kept. If
+            `is_good` never returns True, all checkpoints of the run are kept.
         run_id: choose only steps of this run; None for all runs.
     """
     if not any(policy.is_limit for policy in policies):
@@ -324,7 +325,7 @@ def delete_one(
         deadline_s: when to give up on a store, by the monotonic clock. If None, only each request has a time limit.
 
     Returns:
-        Whether the checkpoint was deleted. Also False if a process reads or uploads it.
+        Whether the checkpoint was deleted. Also False in the cases that `CheckpointFolder.delete` names.
     """
     from safepoint.checkpoint.format.catalog import checkpoint_name  # not at the top, because it imports manifests
     from safepoint.foundation.events.run_events import PruneFailed
@@ -334,8 +335,8 @@ def delete_one(
     try:
         is_deleted = folder.delete(name, deadline_s=deadline_s)
     except (OSError, AccessDeniedError) as error:
-        # The text of an OSError also names a file in the trash, which has a new name at each try. With this name,
-        # each try would count as a new failure and be reported, so only `strerror` is used.
+        # The text of an OSError also names a file in the trash. This file gets another name at each try. So the whole
+        # text would be new at each try, and each try would be reported. `strerror` stays the same.
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if _reported.get(where) != why:
             _reported[where] = why

@@ -42,10 +42,13 @@ class ArchiveReader(RawReader):
         return super().read(n) or b""
 
 
-def check_records(file: BinaryIO) -> None:
+def check_records(file: BinaryIO) -> dict[str, int]:
     """Check the directory of the archive that begins at the file's position and ends with the file.
 
     The position does not change.
+
+    Returns:
+        The size of each record, by its name in lower case without the folder that contains all records.
 
     Raises:
         ArchiveError: the archive is damaged, or two zip readers could find different directories in it. Also if a
@@ -66,6 +69,7 @@ def check_records(file: BinaryIO) -> None:
         reader = ArchiveReader(size_bytes, read_range)
         with zipfile.ZipFile(reader) as archive:
             check_directory(reader, archive, size_bytes)
+            return {one.filename.lower().partition("/")[2]: one.file_size for one in archive.infolist()}
     except (ArchiveError, MemoryError):
         raise
     except Exception as error:  # `zipfile` raises several kinds of exceptions for hostile content

@@ -3,21 +3,23 @@
 `weights_only=True` restricts which functions a pickle calls, but not the arguments of the calls. These dangers
 remain:
 
-- numpy's arrays and types take a state from the pickle, and do not check it. If a type is larger than its state says,
-  numpy reads and writes outside of the array. So stand-ins replace numpy's functions while a pickle is
-  read, and `finish` makes the arrays afterwards.
-- A container may contain itself, or sixty lists of two lists each may stand for 2^60 values. Code that copies such a
-  container would never end. `finish` refuses the container.
+- numpy's arrays and types take a state from the pickle, and do not check it. For example, the state may give a type a
+  size that is too small. Then numpy reads and writes outside of the array. So stand-ins replace numpy's functions
+  while a pickle is read, and `finish` makes the arrays afterwards.
+- A container may contain itself. Or each of sixty lists may contain the next list twice: then the first list stands
+  for 2^60 values. Code that copies such a container would never end. `finish` refuses the container.
 - A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of this
   tensor, such as the next checkpoint, would have all these elements. `finish` refuses the tensor.
-- There are values that no later `torch.load` accepts, such as a stand-in where no type of numpy is expected. Other
-  values cannot be saved, such as a tensor whose attributes hide its methods. The run would train with such a value,
-  and its next checkpoints could not be loaded or written. `finish` refuses these values, wherever a pickle can put
-  them.
-- The state of a module may contain an instruction to replace the module's parameters by its tensors.
-  `load_state_dict` follows this instruction. The tensors may be expanded or share their memory, and the fused kernels
-  of optimizers do not check that: they would write to other memory of the process. And an existing optimizer would
-  continue to train the replaced parameters. `finish` removes this instruction.
+- An attribute of a dictionary may hide a method, such as `keys`. Code that reads the dictionary, also this module,
+  would not see its content. `finish` refuses such a dictionary.
+- There are values that no later `torch.load` accepts, such as a stand-in that the pickle names, but does not
+  call. Other values cannot be saved, such as a tensor whose attributes hide its methods. The run would train with
+  such a value, and its next checkpoints could not be loaded or written. `finish` refuses these values, wherever a
+  pickle can put them.
+- The state of a module may contain an instruction to replace the parameters of the module by the tensors of the
+  state. `load_state_dict` follows this instruction. These tensors may be expanded or share their memory. The fused
+  kernels of optimizers do not check that, and would write to other memory of the process. Also, an existing optimizer
+  would continue to train the replaced parameters. `finish` removes this instruction.
 - torch does not check the position in the state of a random number generator, and would read beyond the state.
   `finish` refuses a tensor that is such a state.
 """
@@ -26,6 +28,7 @@ import enum
 import functools
 import re
 import struct
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, cast
@@ -169,6 +172,8 @@ class _Finisher:
         if isinstance(value, torch.Tensor):
             _check_attributes(value)
             _check_generator(value)
+            if value.is_quantized:
+                value.qscheme()  # torch raises an error if the tensor has no scale, and could not save the tensor
             self._note(value)
             self._count(value)
             return value, 1
@@ -179,6 +184,7 @@ class _Finisher:
             return container, 1
         if type(value) is not tuple and not isinstance(value, dict | list):
             return value, 1
+        _check_methods(value)
         if id(container) not in self._done:
             self._done[id(container)] = container, None, 0
             self._done[id(container)] = container, *self._finished(container)
@@ -221,7 +227,8 @@ class _Finisher:
             raise ValueError("the tensors are much larger than the data that the file stores for them")
 
     def _finished(self, container: Any) -> tuple[Any, int]:
-        keys: Any = container.keys() if issubclass(type(container), dict) else range(len(container))
+        # The method of `dict` itself is called: an attribute of a subclass's object may hide `keys`.
+        keys: Any = _KEYS(container) if issubclass(type(container), dict) else range(len(container))
         if issubclass(type(container), dict):
             _check_keys(keys)
         pairs = [(key, container[key]) for key in keys]
@@ -278,15 +285,24 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
     return tuple(name for slots in found for name in ((slots,) if isinstance(slots, str) else slots))
 
 
-def _check_attributes(tensor: torch.Tensor) -> None:
-    """Raise ValueError if attributes of a tensor hide attributes of its class, or if the tensor has hooks.
+_KEYS: Any = cast("Any", dict).keys
+_WITH_ATTRIBUTES = (torch.Tensor, torch.nn.Parameter, OrderedDict, Counter)
+"""The classes that every pickle may name, and whose objects may have attributes."""
 
-    Such attributes could report a wrong size or type, or prevent a save.
+
+def _check_methods(value: Any) -> None:
+    """Raise ValueError if attributes of an object hide attributes of its class.
+
+    Such attributes could report a wrong size, type or content, or prevent a save.
     """
-    kind = cast("Any", type(tensor))
-    own = cast("Mapping[str, Any]", vars(tensor))
-    if kind in (torch.Tensor, torch.nn.Parameter) and any(hasattr(kind, name) for name in own):
-        raise ValueError("an attribute of a tensor has the name of a method")
+    kind = cast("Any", type(value))
+    if kind in _WITH_ATTRIBUTES and any(hasattr(kind, name) for name in cast("Mapping[str, Any]", vars(value))):
+        raise ValueError(f"an attribute of a {kind.__name__} has the name of an attribute of its class")
+
+
+def _check_attributes(tensor: torch.Tensor) -> None:
+    """Like `_check_methods`; also raise ValueError if the tensor has hooks."""
+    _check_methods(tensor)
     if tensor._backward_hooks:
         raise ValueError("a tensor has functions that are called with its gradient")
 
@@ -295,11 +311,13 @@ def _check_generator(tensor: torch.Tensor) -> None:
     """Raise ValueError for a state of a generator with a position outside of the state.
 
     The state consists of the seed (8 bytes), how many numbers are left (4), a flag (4), the position of the next
-    number (8), and the numbers. torch reads the numbers that are left from this position on.
+    number (8), and the numbers. From this position on, torch reads as many numbers as are left.
     """
-    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not is_plain or tensor.dtype is not torch.uint8 or tensor.numel() not in _GENERATOR_BYTES:
         return
+    if tensor.is_nested:  # torch accepts it as a state, and its bytes may be anywhere in its storage
+        raise ValueError("the state of a random number generator is a nested tensor")
     left, is_seeded, position = struct.unpack("<iiQ", tensor.reshape(-1)[8:24].numpy().tobytes())
     position &= 0xFFFF_FFFF  # torch uses only these bits
     is_accepted = is_seeded == 1 and 0 < left <= _NUM_WORDS and position <= _NUM_WORDS

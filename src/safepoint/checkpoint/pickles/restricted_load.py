@@ -10,7 +10,7 @@ from torch import _weights_only_unpickler as restricted
 from safepoint.checkpoint.pickles.archive_records import check_records
 from safepoint.checkpoint.pickles.loaded_values import finish, with_stand_ins
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
-from safepoint.checkpoint.pickles.torch_unpickler import CheckedUnpickler
+from safepoint.checkpoint.pickles.torch_unpickler import unpickler_for
 
 
 class OldFormatError(ValueError):
@@ -40,31 +40,31 @@ def restricted_load(
         Exception: the file is damaged, or it contains something that is not allowed. Hostile content may raise any
             exception.
     """
-    _check_archive(file)
+    unpickler = unpickler_for(_check_archive(file))
     serialization: Any = torch.serialization
     before = serialization.get_safe_globals()
     serialization.clear_safe_globals()
     try:
         serialization.add_safe_globals(with_stand_ins([*before, *also]))
-        with temporarily(restricted, Unpickler=CheckedUnpickler), torch.sparse.check_sparse_tensor_invariants(True):
+        with temporarily(restricted, Unpickler=unpickler), torch.sparse.check_sparse_tensor_invariants(True):
             return finish(load(file, **{"weights_only": True, **options}))
     finally:
         serialization.clear_safe_globals()
         serialization.add_safe_globals(before)
 
 
-def _check_archive(file: Any) -> None:
+def _check_archive(file: Any) -> dict[str, int]:
+    """See `check_records`."""
     if isinstance(file, str | os.PathLike):
         with open(cast("Any", file), "rb") as opened:
-            _check_opened(opened)
-    else:
-        _check_opened(file)
+            return _check_opened(opened)
+    return _check_opened(file)
 
 
-def _check_opened(file: Any) -> None:
+def _check_opened(file: Any) -> dict[str, int]:
     place = file.tell()
     begins_as_zip = file.read(len(_ZIP)) == _ZIP
     file.seek(place)
     if not begins_as_zip:
         raise OldFormatError("the file does not have the format that torch.save writes since torch 1.6")
-    check_records(file)
+    return check_records(file)

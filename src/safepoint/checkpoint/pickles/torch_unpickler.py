@@ -2,14 +2,16 @@
 
 torch restricts which functions a pickle calls, but not the arguments of the calls. For example,
 `torch.FloatTensor(20000)` returns memory that this process has freed, and the next checkpoint would contain this
-memory.
+memory. Some functions compute with all elements of their tensors, and a tensor of a few bytes in the file may state
+any number of elements. And torch before 2.10 believes the size of a storage that the pickle states: it would read and
+write the memory behind the storage.
 """
 
 import codecs
 import collections
 import enum
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -62,6 +64,20 @@ _NOT_CALLED = {
     )
 }
 """Types that `torch.save` names but does not call. A call with a size returns memory that is not initialised."""
+_REBUILDING: Any = cast("Any", torch)._utils
+_COMPUTING = {
+    id(getattr(_REBUILDING, f"_rebuild_{name}"))
+    for name in ("sparse_tensor", "nested_tensor", "qtensor", "device_tensor_from_cpu_tensor")
+}
+"""Functions that copy or compare all elements of the tensors among their arguments, before the loaded value can be
+checked."""
+_MOST_COMPUTED_BYTES = 64 << 20
+_MOST_USES = 8
+"""The tensors for the functions in `_COMPUTING` may have 64 MiB together or, if that is more, eight times the size of
+the file."""
+_MOST_DIMENSIONS = 64
+_WITH_ITEMS = {dict, collections.OrderedDict, collections.Counter}
+"""The types of which a pickle may set items. If a tensor were among them, a pickle could write to its storage."""
 _COLLECTIONS = {id(kind) for kind in (set, collections.Counter, collections.OrderedDict)}
 _REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
 
@@ -73,6 +89,9 @@ class CheckedUnpickler(restricted.Unpickler):
     stack before an instruction is carried out.
     """
 
+    sizes: Mapping[str, int] = {}
+    """The size of each record of the archive; see `check_records`."""
+
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)  # pyright: ignore[reportUnknownMemberType]
         self._read: Callable[[int], bytes] = file.read
@@ -83,6 +102,7 @@ class CheckedUnpickler(restricted.Unpickler):
         self._arguments: list[int] = []
         self._argument = b""
         self._limits = InstructionLimits()
+        self._computed_bytes_left = max(_MOST_COMPUTED_BYTES, _MOST_USES * sum(self.sizes.values()))
         self._keys = KeyLimits(
             most_tuples=_MOST_TUPLES,
             most_parts=_MOST_PARTS,
@@ -114,10 +134,15 @@ class CheckedUnpickler(restricted.Unpickler):
         if code not in _ARGUMENTS and code not in _WITHOUT_ARGUMENTS:
             raise pickle.UnpicklingError(f"unknown instruction {code}")
         if code == pickle.SETITEM[0]:
+            self._check_target(stack[-3])
             self._keys.check(stack[-2])
         elif code == pickle.SETITEMS[0]:
+            metastack: Any = cast("Any", self).metastack
+            self._check_target(metastack[-1][-1])
             for key in stack[::2]:
                 self._keys.check(key)
+        elif code == pickle.BINPERSID[0]:
+            self._check_storage(stack[-1])
         elif code in {pickle.REDUCE[0], pickle.NEWOBJ[0]}:
             self._check_call(stack[-2], stack[-1])
         elif code == pickle.BUILD[0] and isinstance(stack[-2], torch.Tensor | enum.Enum):
@@ -126,6 +151,18 @@ class CheckedUnpickler(restricted.Unpickler):
             raise pickle.UnpicklingError(
                 f"the pickle sets the state of a {type(stack[-2]).__name__}, which is not allowed"
             )
+
+    def _check_target(self, target: Any) -> None:
+        if type(target) not in _WITH_ITEMS:
+            kind = type(target).__name__
+            raise pickle.UnpicklingError(f"the pickle sets an item of a {kind}, which is not allowed")
+
+    def _check_storage(self, identity: Any) -> None:
+        """Refuse a storage that is larger than its record in the archive."""
+        _, kind, key, _, count = identity
+        size_bytes = count * (1 if kind is torch.UntypedStorage else kind.dtype.itemsize)
+        if size_bytes > self.sizes[f"data/{_text(key).lower()}"]:
+            raise pickle.UnpicklingError("a storage is larger than its record")
 
     def _check_call(self, function: Any, arguments: Any) -> None:
         if type(arguments) is not tuple:
@@ -137,16 +174,43 @@ class CheckedUnpickler(restricted.Unpickler):
             raise pickle.UnpicklingError("the pickle makes a Parameter of something other than a tensor")
         if function is bytearray and not all(isinstance(value, bytes | str | list) for value in values):
             raise pickle.UnpicklingError("the pickle makes a bytearray of something other than bytes")
-        if function is codecs.encode and (len(values) != 2 or values[1] not in _ENCODINGS):
+        if function is torch.Size and not all(isinstance(value, tuple | list) for value in values):
+            raise pickle.UnpicklingError("the pickle makes a shape of something other than numbers")
+        is_encoded = function is codecs.encode or (function is bytearray and len(values) > 1)
+        if is_encoded and (len(values) != 2 or values[1] not in _ENCODINGS):
             raise pickle.UnpicklingError(
                 f"the pickle encodes a text, but not with one of {', '.join(sorted(_ENCODINGS))}"
             )
         # This function calls its first argument, with its third argument.
         if function is _REBUILD_FROM_TYPE and len(values) > 2:
             self._check_call(values[0], values[2])
+        if id(function) in _COMPUTING:
+            self._count_elements(values)
         if id(function) in _COLLECTIONS:
             for value in values:
                 self._check_items(function, value)
+
+    def _count_elements(self, values: tuple[Any, ...]) -> None:
+        """Count the bytes of the tensors among the arguments of a function.
+
+        torch writes tensors, numbers, and tuples of these. It would make a tensor of a list or of a nested tuple, and
+        one list may be in many places.
+        """
+        parts: list[Any] = []
+        for value in values:
+            parts += cast("tuple[Any, ...]", value) if type(value) is tuple else (value,)
+        for part in parts:
+            if isinstance(part, torch.Tensor):
+                self._computed_bytes_left -= part.numel() * part.element_size()
+            elif isinstance(part, tuple):
+                sizes = cast("tuple[Any, ...]", part)
+                self._computed_bytes_left -= len(sizes)
+                if not all(type(size) is int for size in sizes[:_MOST_DIMENSIONS]) or len(sizes) > _MOST_DIMENSIONS:
+                    raise pickle.UnpicklingError("the pickle makes a tensor of a nested tuple")
+            elif isinstance(part, list):
+                raise pickle.UnpicklingError("the pickle makes a tensor of a list")
+        if self._computed_bytes_left < 0:
+            raise pickle.UnpicklingError("the tensors are much larger than the data that the file stores for them")
 
     def _check_items(self, kind: Any, items: Any) -> None:
         """Check the values from which a set or a dictionary is made."""
@@ -160,3 +224,12 @@ class CheckedUnpickler(restricted.Unpickler):
                     self._keys.check(key)
             else:
                 self._keys.check(item)
+
+
+def _text(key: Any) -> str:
+    return key.decode("ascii") if isinstance(key, bytes) else key
+
+
+def unpickler_for(sizes: Mapping[str, int]) -> type[CheckedUnpickler]:
+    """The unpickler for one archive, whose records have these sizes; see `check_records`."""
+    return cast("type[CheckedUnpickler]", type("CheckedUnpickler", (CheckedUnpickler,), {"sizes": sizes}))

@@ -52,7 +52,8 @@ _FINAL_IN_FOLDER = final_folder(OutputFolder(Path())).as_posix()
 
 
 _MAX_FAULTS = 1000
-"""Each item keeps this many faults. A manifest of 64 MiB can name half a million files that are missing."""
+"""An item keeps at most this many faults, and the number of the others. A manifest of 64 MiB can name half a million
+missing files."""
 _MAX_NAME_CHARS = 1 << 16
 """The metrics of a checkpoint are ignored if their names together have more characters."""
 
@@ -65,8 +66,8 @@ class Kind(StrEnum):
     UNFINISHED = "unfinished"
     """The folder or prefix has no manifest, and Safepoint has begun to write or to delete it."""
     FOREIGN = "foreign"
-    """The folder or prefix has no manifest, and Safepoint has not written it. Another tool may have written it, so it
-    is never changed."""
+    """The folder or prefix has no manifest, and Safepoint has not written it. Another tool may have written it. Only
+    `safepoint checkpoints adopt` writes into it."""
     PART = "part"
     """One node's part of a checkpoint whose other parts are in the folders of the other nodes."""
 
@@ -114,7 +115,8 @@ class Item:
         num_files: the number of files, without the manifest.
         size_bytes: the size of these files.
         modified_s: when something in it was last written, seconds since 1970.
-        created_s: when it was saved, by its manifest, seconds since 1970; `modified_s` if it has no manifest.
+        created_s: the time of the save, as its manifest states it, seconds since 1970; `modified_s` if there is no
+            manifest, or no valid time in the manifest.
         strays: paths that the manifest does not name. They do not count as faults.
         is_newer_format: whether a later release wrote it; then it is not deleted.
         is_of_other_user: whether another user has made it, in a folder with the sticky bit to which others may write.
@@ -141,8 +143,8 @@ class Item:
 
     @property
     def counts(self) -> bool:
-        """Whether it may be used although no person has named it. As in a run, it must be complete, and must not
-        belong to another user."""
+        """Whether a command may choose it when the user names no checkpoint. It must be complete, and must not belong
+        to another user. Runs have the same rule."""
         return self.is_complete and not self.is_of_other_user
 
 
@@ -176,7 +178,8 @@ class Inventory:
                 found.setdefault(prefix, []).append(item)
         steps = sorted((step for prefix in found if (step := step_of(Path(prefix))) is not None), reverse=True)
         prefixes = [checkpoint_name(step) for step in steps]
-        # Only a store has unfinished checkpoints. Under an output folder, uncommitted files are in `.safepoint/work`.
+        # Only an object store has unfinished checkpoints. Under an output folder, uncommitted files are in
+        # `.safepoint/work`.
         unfinished = self._remote.unfinished() if self.folder is None else set[str]()
         for prefix in (FINAL, _FINAL_IN_FOLDER):
             # A `final/` that a script has saved has no manifest, and is not listed.

@@ -48,15 +48,16 @@ _FOLDERS = re.compile(r"[.-].*|__\w+__|wandb|node_modules|egg-info|.+\.(dist-inf
 a name that begins with a hyphen to a command as an option."""
 
 
-_UNPICKLED = (".bin", ".pt", ".pth", ".ckpt")
-"""The endings of the names of files that programs load with `torch.load`, in lower case."""
+_UNPICKLED = re.compile(r".*\.(pt|pth|ckpt)|(.*(pytorch|adapter)_model.*|optimizer|scheduler|learned_embeds)\.bin")
+"""The names, in lower case, of files that programs load with `torch.load`. Other files with the ending `.bin` often
+hold plain numbers, such as the weights beside an ONNX model."""
 ARCHIVE = b"PK\x03\x04"
 """The first bytes of a file of `torch.save`. A file of this kind that begins otherwise is read as a pickle."""
 
 
 def must_be_archive(path: str) -> bool:
     """Whether a file at a path in a checkpoint is exported only if it begins with `ARCHIVE`."""
-    return path.casefold().endswith(_UNPICKLED)
+    return _UNPICKLED.fullmatch(path.rpartition("/")[2].casefold()) is not None
 
 
 def is_exported(path: str, *, with_code: bool = False) -> bool:

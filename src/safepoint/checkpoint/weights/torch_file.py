@@ -137,7 +137,10 @@ class _Unpickler(BoundedUnpickler):
 
 
 def _has_state(target: Any, state: Any) -> bool:
-    return isinstance(target, Inert | OrderedDict)
+    # An attribute must not hide a method, such as `items`.
+    is_dictionary = isinstance(target, OrderedDict) and isinstance(state, dict)
+    hides = is_dictionary and any(hasattr(OrderedDict, name) for name in cast("dict[str, Any]", state))
+    return isinstance(target, Inert) or (is_dictionary and not hides)
 
 
 def _ordered_dict() -> OrderedDict[Any, Any]:

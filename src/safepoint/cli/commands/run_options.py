@@ -144,7 +144,7 @@ class RunOptions:
             metavar="SECONDS",
             envvar="SAFEPOINT_GRACE",
             help="Grace period of the platform: the time between SIGTERM and SIGKILL. On a cluster, the default is "
-            "the grace period of the job's training runtime. The runtime is Kubeflow's template of the job's pods.",
+            "the grace period in the training runtime (Kubeflow's template for the job's pods).",
         ),
     ] = 30.0
     freeze_as_last_resort: Annotated[

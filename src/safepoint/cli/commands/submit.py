@@ -157,7 +157,7 @@ def submit(
         typer.Option(
             metavar="SIZE|none",
             help="With --on and an object store: the size limit of the local folder for checkpoints, such as 200Gi.",
-            show_default="computed from the model if the arguments name it, see docs/cluster.md; if not, no limit",
+            show_default="computed if the arguments name the model, see docs/cluster.md; otherwise no limit",
         ),
     ] = None,
     shared_memory: Annotated[

@@ -22,7 +22,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from safepoint.foundation import clock
-from safepoint.foundation.channels.socket_owner import owner_of
+from safepoint.foundation.channels.socket_owner import is_established, user_at_other_end
 
 _UNKNOWN_S = 10.0
 _MOST_OF_SESSION = 64
@@ -117,18 +117,14 @@ def _surplus(connections: Iterable[BoundedConnection]) -> list[BoundedConnection
 
 def _user_of(transport: asyncio.Transport) -> str:
     """The user who has opened a connection from this machine; empty for a connection from another machine."""
-    client, server = _address(transport, "peername"), _address(transport, "sockname")
-    owner = owner_of(client, server)
+    connected: Any = transport.get_extra_info("socket")
+    owner = user_at_other_end(connected)
     if owner is not None:
         return str(owner)
-    # The client's end is closed, or on another machine.
-    is_here = client[0] == server[0] or ipaddress.ip_address(server[0]).is_loopback
-    return "unknown" if is_here else ""
-
-
-def _address(transport: asyncio.Transport, which: str) -> tuple[str, int]:
-    host, port = transport.get_extra_info(which)[:2]
-    return host.partition("%")[0], port  # without the interface of a link-local address
+    # The client is on another machine, or the connection has ended, at least in one direction.
+    client, server = (transport.get_extra_info(which)[0].partition("%")[0] for which in ("peername", "sockname"))
+    is_here = client == server or ipaddress.ip_address(server).is_loopback
+    return "unknown" if is_here or not is_established(connected) else ""
 
 
 def protocol_of(listener: BoundedListener) -> type[BoundedConnection]:

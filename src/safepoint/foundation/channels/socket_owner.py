@@ -1,4 +1,8 @@
-"""Which user has opened the other end of a connection on loopback.
+"""Which user has opened the other end of a connection between two programs of this machine.
+
+The kernel reports the user of the socket that has a given pair of addresses. Another user can end a connection, and
+its pair of addresses then becomes free for a socket of this user, before this process has accepted the connection and
+read what was sent over it. So `user_at_other_end` also checks that the connection still exists.
 
 The kernel reports the user of a single socket (sock_diag(7)). If the kernel does not support this, as in some
 sandboxes, this module reads the kernel's table of all sockets (/proc/net/tcp). Reading the table takes tens of
@@ -11,8 +15,25 @@ import functools
 import socket
 import struct
 from pathlib import Path
+from typing import Any, Protocol
 
 Address = tuple[str, int]
+
+
+class Connected(Protocol):
+    """A connected socket of this process, such as a `socket.socket` or the socket of an asyncio transport."""
+
+    def getsockname(self) -> Any:
+        """The address of this end."""
+
+    def getpeername(self) -> Any:
+        """The address of the other end."""
+
+    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
+        """The value of an option."""
+        ...
+
+
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 _ANY_STATE, _ANY_COOKIE = 0xFFFFFFFF, b"\xff" * 8
 _REQUEST = struct.Struct("=IHHIIBBBBIHH16s16sI8s")
@@ -27,11 +48,37 @@ _ESTABLISHED = 1
 _MAPPED = "0000000000000000FFFF0000"
 
 
+def user_at_other_end(connected: Connected) -> int | None:
+    """The user who has opened the other end of a TCP connection.
+
+    None if this user is not known: the other end is on another machine, or one of the two ends is closed, also for
+    one direction only.
+    """
+    try:
+        near, far = (ends[:2] for ends in (connected.getsockname(), connected.getpeername()))
+        owner = owner_of(_without_interface(far), _without_interface(near))
+        # This is checked last. While this end is connected, no other socket can have the addresses of the other end.
+        return owner if is_established(connected) else None
+    except OSError:  # the connection has ended
+        return None
+
+
+def is_established(connected: Connected) -> bool:
+    """Whether a TCP connection is open in both directions."""
+    try:
+        return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
+    except OSError:
+        return False
+
+
 def owner_of(local: Address, remote: Address) -> int | None:
     """The user of a socket on this machine; None if the socket is closed or does not exist.
 
     For a socket that its process has closed, the kernel reports root as the user. For this reason, closed sockets
     are treated as missing.
+
+    To find out who is at the other end of a connection, call `user_at_other_end`: the socket with these addresses may
+    belong to a later connection.
 
     Args:
         local: the address of the socket.
@@ -89,6 +136,12 @@ def _find(client: Address, server: Address) -> int | None:
                     columns = line.split()
                     return int(columns[7]) if columns[9] != "0" else None
     return None
+
+
+def _without_interface(address: Address) -> Address:
+    """An address without the interface of a link-local address."""
+    host, port = address
+    return host.partition("%")[0], port
 
 
 def _as_listed(host: str, port: int, prefix: str) -> str:

@@ -117,14 +117,19 @@ def replace_file(
         raise
 
 
-def make_folders(path: Path, mode: int = 0o777) -> None:
+def make_folders(path: Path, mode: int = 0o777, *, below: Path | None = None) -> None:
     """Create a folder, and the missing folders above it. The folder may exist already.
 
+    Args:
+        path: the folder.
+        mode: the mode of new folders that may not be links.
+        below: see `located`.
+
     Raises:
-        OSError: a folder cannot be created, or something else has its name. In `.safepoint`, a link to a folder is
-            refused, too.
+        OSError: a folder cannot be created, or something else has its name. In `.safepoint` and below `below`, a link
+            to a folder is refused, too.
     """
-    names = _own_names(path / "x", None)
+    names = _own_names(path / "x", below)
     if not names:
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -133,25 +138,25 @@ def make_folders(path: Path, mode: int = 0o777) -> None:
     for number in range(len(names)):
         one = Path(base, *names[: number + 1])
         try:
-            make_folder(one, mode)
+            make_folder(one, mode, below=below)
         except OSError as error:
-            if isinstance(error, FileExistsError) and not _is_folder(one):
+            if isinstance(error, FileExistsError) and not _is_folder(one, below):
                 raise NotADirectoryError(errno.ENOTDIR, "it is a link, or is not a folder", os.fspath(one)) from error
-            if not _is_folder(one):
+            if not _is_folder(one, below):
                 raise
 
 
-def _is_folder(path: Path) -> bool:
+def _is_folder(path: Path, below: Path | None) -> bool:
     try:
-        os.close(open_file(path, _FOLDER))
+        os.close(open_file(path, _FOLDER, below=below))
     except OSError:
         return False
     return True
 
 
-def make_folder(path: Path, mode: int = 0o777) -> None:
+def make_folder(path: Path, mode: int = 0o777, *, below: Path | None = None) -> None:
     """`os.mkdir`."""
-    with located(path) as (name, folder):
+    with located(path, below=below) as (name, folder):
         os.mkdir(name, mode, dir_fd=folder)
 
 

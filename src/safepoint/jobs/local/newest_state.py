@@ -1,7 +1,7 @@
 """Chooses whether a job continues from its process image or from its newest checkpoint. The newer of the two is used.
 
-The processes in an image have trained further than each checkpoint that is older than the image. An image that cannot
-be restored is not used. The image is checked as far as possible without reading its pages.
+If an image is newer than a checkpoint, the processes in the image have passed the step of this checkpoint. An image
+that cannot be restored is not used. The image is checked as far as possible without reading its pages.
 """
 
 import platform
@@ -52,7 +52,7 @@ def newest_state(job: "JobRecord", output: str | None, *, from_checkpoint: bool 
     Args:
         job: the job.
         output: the location of its checkpoints; None if it is unknown.
-        from_checkpoint: whether a person has asked for a checkpoint.
+        from_checkpoint: whether the job must continue from a checkpoint, even if the image is newer.
 
     Raises:
         SafepointError: the location of its checkpoints cannot be read.
@@ -112,8 +112,8 @@ def _examine(image: str) -> str:
 def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
     """The newest checkpoint from which a run would resume, as far as that is known without reading its files.
 
-    Its time is that of the checkpoint that was made last: the highest step may be that of an older checkpoint, which
-    another person has put there.
+    `step` is the highest step of all checkpoints, and `created_s` is the latest time of all checkpoints. These can be
+    two checkpoints: another person may have put an older checkpoint with a higher step there.
 
     Args:
         inventory: the location of the checkpoints.

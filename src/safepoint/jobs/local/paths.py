@@ -7,6 +7,7 @@ from pathlib import Path
 
 from safepoint.errors import StorageError
 from safepoint.foundation.configuration import xdg_folder
+from safepoint.foundation.files import make_private_folder
 from safepoint.foundation.shared_folders.ownership import is_planted, is_planted_folder
 
 
@@ -68,9 +69,7 @@ def make_private(folder: Path, *, what: str = "state folder", variable: str = "X
         StorageError: the folder cannot be created or written, or another user may have created it.
     """
     try:
-        for missing in reversed([one for one in folder.parents if not one.exists()]):
-            missing.mkdir(exist_ok=True, mode=0o700)
-        folder.mkdir(exist_ok=True, mode=0o700)
+        make_private_folder(folder)
     except OSError as error:
         raise StorageError(
             f"the {what} {folder} cannot be created: {error.strerror}",

@@ -35,7 +35,7 @@ _NEEDED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables of a TrainJob, or of another object, that this machine may use.
+    """From the variables of a TrainJob, or of another object, select those that this machine may use.
 
     Another person may have written the object. Variables that only select a region or an account are safe. All other
     variables are left out. Some of these variables choose the server or the proxy to which this machine sends the
@@ -45,10 +45,11 @@ def plain_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def keys_in_secret(variables: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables of a cluster's Secret that this machine may use: keys, region or account, and server.
+    """From the variables of a cluster's Secret, select those that this machine may use.
 
-    The address of the server is used only together with keys. Without this rule, requests that are signed with the
-    user's own keys could go to that server.
+    These are the keys and their owners, the region or the account, and the address of the server. The address of the
+    server is used only together with keys. Without this rule, requests that are signed with the user's own keys could
+    go to that server.
     """
     own = variables_of(VariableKind.KEY, VariableKind.KEY_OWNER, VariableKind.PLACE)
     if all(variables.get(name) for name in _NEEDED):

@@ -115,7 +115,7 @@ def _check_kind(function: Any) -> str:
     if code.co_freevars:
         around = ", ".join(code.co_freevars)
         raise UsageError(
-            f"{name} uses {around} of the enclosing function, which is not sent to the job",
+            f"{name} uses variables of the enclosing function ({around}), but only {name} is sent to the job",
             hint="pass values as func_args, and define or import everything else inside the function",
         )
     if code.co_flags & _RUNS_LATER:

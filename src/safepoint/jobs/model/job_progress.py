@@ -29,7 +29,10 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
 
 
 def place_of(spec: JobSpec, output: str) -> str:
-    """The folder or object store of an output location. Jobs with the same result write to the same place."""
+    """The folder or object store of an output location.
+
+    If this value is the same for two jobs, they write to the same place.
+    """
     location = parse_location(output)
     with contextlib.suppress(ValueError):  # the claim has no folder on this machine
         location = resolve_claim(location, spec.env.get(CLAIMS, ""))
@@ -53,8 +56,8 @@ def absolute_location(output: str, working_dir: str) -> str:
 def risk_of_suspending(job: Job, progress: Progress | None) -> str | None:
     """A warning when a save may not fit into the grace period.
 
-    None if a save fits, if the duration of a save is unknown, or if the job does not run. A save may take the grace
-    period minus `margin_s`, because it must end before the platform's SIGKILL.
+    None if a save fits, if the duration of a save is unknown, or if the job does not run. The time limit of a
+    save is the grace period minus `margin_s`, because the save must end before the platform's SIGKILL.
     """
     settings = job.settings
     if not job.state.holds_slots or progress is None or progress.state.is_end:

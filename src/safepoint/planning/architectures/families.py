@@ -1,4 +1,4 @@
-"""The families by the `model_type` of their `config.json`."""
+"""The model families that Safepoint can compute, by the `model_type` in `config.json`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -15,7 +15,7 @@ class Family(NamedTuple):
 
     Args:
         tensors: computes the parameters from the fields.
-        defaults: the values of the fields that `config.json` may leave out, from Transformers' class.
+        defaults: the values of the fields that `config.json` may leave out: the defaults of Transformers' class.
         lora: the modules that PEFT adapts if none are named (peft/utils/constants.py); empty if PEFT has no default.
     """
 
@@ -80,7 +80,7 @@ class Architecture(NamedTuple):
     Args:
         family: its `model_type`.
         tensors: parameters and persistent buffers, each once.
-        tied: further names of these parameters. FSDP2 and ZeRO save such a weight under each name.
+        tied: the additional names of tied weights. FSDP2 and ZeRO save a tied weight under each of its names.
     """
 
     family: str

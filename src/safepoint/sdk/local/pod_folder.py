@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from safepoint.errors import UsageError
+from safepoint.foundation.files import make_private_folder
 from safepoint.jobs.local.paths import cache_folder
 
 POD_FOLDER = "/mnt/kubeflow-checkpoints"
@@ -31,6 +32,8 @@ def provide_pod_folder(texts: Iterable[str], claim_folder: str | None) -> None:
     """
     if not any(POD_FOLDER in text for text in texts):
         return
+    if claim_folder is None:
+        make_private_folder(cache_folder())
     target = claim_folder or str(cache_folder() / "kubeflow-checkpoints")
     os.makedirs(target, exist_ok=True)
     if not os.path.lexists(POD_FOLDER):

@@ -20,7 +20,7 @@ from collections.abc import Generator
 from types import ModuleType
 from typing import Any
 
-from safepoint.foundation.channels.socket_owner import owner_of
+from safepoint.foundation.channels.socket_owner import is_established, user_at_other_end
 from safepoint.foundation.processes import is_this_user
 from safepoint.foundation.shared_folders.ownership import user_name
 from safepoint.training.context.rank_context import RankContext
@@ -76,15 +76,16 @@ def without_strangers() -> Generator[None]:
 def _stranger_of(one: socket.socket, ports: set[int]) -> str | None:
     """Who has opened a connection to one of `ports`; None if it is this user, or a program on another machine."""
     try:
-        near, far = one.getsockname()[:2], one.getpeername()[:2]
+        one.getpeername()
+        host, port = one.getsockname()[:2]
     except OSError:  # the socket is not connected
         return None
-    if near[1] not in ports:
+    if port not in ports:
         return None
-    owner = owner_of(far, near)
-    if owner is None:  # on loopback, this means that one end is closed: then the kernel reports no user
-        is_local = ipaddress.ip_address(near[0].removeprefix("::ffff:").partition("%")[0]).is_loopback
-        return "an unknown user" if is_local else None
+    owner = user_at_other_end(one)
+    if owner is None:  # the other end is on another machine, or one of the two ends is closed
+        is_local = ipaddress.ip_address(host.removeprefix("::ffff:").partition("%")[0]).is_loopback
+        return "an unknown user" if is_local or not is_established(one) else None
     return None if is_this_user(owner) else f"user {user_name(owner)}"
 
 

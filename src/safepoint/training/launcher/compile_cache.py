@@ -30,6 +30,7 @@ from pathlib import Path
 from safepoint.errors import UsageError, printable
 from safepoint.foundation.configuration import xdg_folder
 from safepoint.foundation.environment import temporary_folder
+from safepoint.foundation.files import make_private_folder
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders.access_lists import ACCESS_LIST
 from safepoint.foundation.shared_folders.ownership import is_planted_folder, user_name
@@ -185,10 +186,8 @@ def _is_private_group(number: int) -> bool:
 
 def _private_folder(scratch: Path, name: str) -> Path:
     with contextlib.suppress(OSError, UsageError):
-        home = xdg_folder("XDG_CACHE_HOME", ".cache")
-        folder = home / "safepoint" / name
-        for missing in (home.parent, home, folder.parent, folder):
-            missing.mkdir(exist_ok=True, mode=0o700)
+        folder = xdg_folder("XDG_CACHE_HOME", ".cache") / "safepoint" / name
+        make_private_folder(folder)
         is_own = folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o022
         is_safe = is_own and not is_planted_folder(folder) and os.access(folder, os.W_OK)
         if is_safe and (name != "temporary" or len(str(folder)) <= _MAX_LENGTH):

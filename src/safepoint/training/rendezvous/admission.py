@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from enum import IntEnum
 
-from safepoint.foundation.channels.socket_owner import owner_of
+from safepoint.foundation.channels.socket_owner import user_at_other_end
 from safepoint.foundation.processes import is_this_user
 
 _GREETING = b"safepoint rendezvous 1\n"
@@ -235,7 +235,8 @@ class SameUser:
             raise NoAnswerError(f"no program listens at {host}:{port}")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while (owner := owner_of(theirs, ours)) is None:  # the program has not accepted the connection yet
+                # None: the program has not accepted the connection yet
+                while (owner := user_at_other_end(writer.get_extra_info("socket"))) is None:
                     await asyncio.sleep(_ACCEPTED_S)
                 if is_this_user(owner):
                     return reader, writer
@@ -245,6 +246,5 @@ class SameUser:
 
 def is_same_user(writer: asyncio.StreamWriter) -> bool:
     """Whether the client at the other end of a loopback connection is a process of this user."""
-    client, server = writer.get_extra_info("peername")[:2], writer.get_extra_info("sockname")[:2]
-    owner = owner_of(client, server)
+    owner = user_at_other_end(writer.get_extra_info("socket"))
     return owner is not None and is_this_user(owner)

@@ -43,6 +43,7 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.shared_folders.opening import read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
+from safepoint.training.state.dcp_parts import check_parts
 from safepoint.training.state.engine_states import checked_engine, is_engine
 from safepoint.training.state.rng import set_numpy_state, set_python_state
 
@@ -340,11 +341,14 @@ class _Metadata(BoundedUnpickler):
 
         Raises:
             CheckpointError: the metadata name a file outside of the checkpoint, or a class or function that is not
-                allowed.
+                allowed, or list parts that do not make the tensors (`check_parts`).
         """
         try:
             loaded: Any = self.load()
-        except (CheckpointError, OSError, MemoryError):
+            check_parts(loaded)
+        except CheckpointError as error:
+            raise error if error.hint else refusal(self._path, error.message) from error
+        except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything
             raise _not_data(self._path, "") from error

@@ -250,7 +250,9 @@ class ImageLocation:
         """
         control = self.folder / _CONTROL
         try:
-            no_links.make_folders(self.folder)
+            no_links.make_folders(self.folder.parent)
+            with contextlib.suppress(FileExistsError):
+                no_links.make_folder(self.folder, _PRIVATE)  # also without a umask, others may not write to it
             no_links.make_folders(control, _PRIVATE)
             _check_private(self.folder)
             _check_private(control)

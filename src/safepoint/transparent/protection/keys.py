@@ -13,6 +13,7 @@ from pathlib import Path
 
 from safepoint.errors import ImageError
 from safepoint.foundation.configuration import user_file
+from safepoint.foundation.files import make_private_folder
 from safepoint.foundation.shared_folders.secret_keys import load_key, load_or_make_key
 from safepoint.transparent.protection.files import FileProtection
 
@@ -65,7 +66,7 @@ def own_key() -> ImageKey:
         StorageError: the key cannot be made or read, or other users can read it.
     """
     path = own_key_path()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(path.parent)
     hint = "name another key with --key; images that were made with this key then need --trust"
     return ImageKey(load_or_make_key(path, what=_WHAT, hint=hint))
 

@@ -91,7 +91,7 @@ def test_imports_are_found_in_the_working_folder_last(tmp_path: Path) -> None:
 
 CASES: list[tuple[Any, str]] = [
     (hostile.nameless, "a lambda cannot be sent to a job"),
-    (hostile.closure(), r"needs uses other, secret of the enclosing function"),
+    (hostile.closure(), r"needs uses variables of the enclosing function \(other, secret\)"),
     (hostile.registered, r"registered is decorated with @register"),
     (hostile.wrapping, r"is decorated"),
     (hostile.cached, r"cached is not a function written in Python|is decorated"),

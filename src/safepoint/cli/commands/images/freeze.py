@@ -70,17 +70,18 @@ def freeze(
     image can be used and is newer than all checkpoints. Otherwise the job continues from its newest checkpoint.
 
     The image holds the memory of the processes, with all passwords in it. If the image is in a folder, only root can
-    read the image. It is authenticated with your own key, or with the key in --key, so that `safepoint thaw` detects
-    every change. An image can use pages of older images in the same location instead of storing them again.
-    `safepoint images show` names the images that an image needs: keep them. If something fails, the processes
-    continue to run, and there is no image.
+    read the image. The image is authenticated with your own key, or with the key in --key, so that `safepoint thaw`
+    detects every change. An image can use pages of older images in the same location instead of storing them again.
+    `safepoint images show` names the images that an image needs: keep them. If the freeze fails, the processes
+    continue to run, and there is no image. If the job is changed or ends while it is frozen, the image stays.
 
     A job of a cluster can be frozen if it was submitted with --freeze-as-last-resort. Its pod makes the image in the
     output location, and `safepoint resume` continues the job from this image in another pod.
 
     Exit codes: 1 a process cannot be frozen, and all continue to run; 10 there is no such job or process; 11 another
-    process writes to the folder, or the job does not run; 16 this machine has no CRIU 4.2 or newer, you are not root,
-    or a process uses a GPU whose driver has no checkpoint API, or the pods of the job cannot make images.
+    process writes images to the folder, the job does not run, or the job was changed or ended meanwhile; 16 this
+    machine has no CRIU 4.2 or newer, you are not root, a process uses a GPU whose driver has no checkpoint API, or
+    the pods of the job cannot make images.
     """
     if (job is None) == (pid is None) or (pid is not None and to is None):
         raise UsageError("name a job, or a process with --pid PID and --to LOCATION; nothing was frozen")

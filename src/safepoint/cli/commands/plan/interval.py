@@ -107,7 +107,8 @@ def interval(
     durable_s, copied_s = after_stall["durable"], after_stall["copied"]
     if durable_s is not None and copied_s is not None and copied_s > durable_s:
         raise UsageError(
-            f"--copied {copied} is longer than --durable {durable}, but a save is written from its snapshot",
+            f"--copied {copied} is longer than --durable {durable}, but a save cannot be durable before its "
+            "snapshot is complete",
             hint=f"give at most {durable} for --copied",
         )
     check_shares(announced, ranks_only)

@@ -192,7 +192,7 @@ def per_second(option: str, text: str) -> float:
     period_s = _PERIODS.get(match[2].removesuffix("s")) if match else None
     if match is None or period_s is None:
         raise UsageError(
-            f"{option} {text!r} is not a rate: write a number and hour, day, week, month or year",
+            f"{option} {text!r} is not a rate: write a number, a slash, and a unit (hour, day, week, month or year)",
             hint=f"for example {option} 4/week",
         )
     value = float(match[1]) / period_s

@@ -20,13 +20,13 @@ _KINDS = {
     **dict.fromkeys(("name", "created", "program"), str),
     **dict.fromkeys(("num_processes", "size_bytes", "memory_bytes", "num_pages", "num_stored"), int),
 }
-"""The values that a pod states of an image, and their types."""
+"""The values that a pod reports about an image, and their types."""
 _MOST_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodImage:
-    """A process image that a pod has made and checked, as it says.
+    """A process image, as a pod describes it. The pod has made and checked the image.
 
     Args:
         name: its name.

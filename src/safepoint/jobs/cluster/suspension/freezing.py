@@ -1,7 +1,8 @@
-"""Makes a process image of a job's pod, while the job runs on or before it is suspended.
+"""Makes a process image of a job's pod. After that, the job either runs on or is suspended.
 
-The pod makes, commits and checks the image, see `safepoint.jobs.local.images.image_request`. Only then the job is
-suspended: until its pod gets SIGTERM, its processes are stopped, and if that does not happen, they run on.
+The pod makes, commits and checks the image, see `safepoint.jobs.local.images.image_request`. The job is suspended
+only after that. Until the pod gets SIGTERM, its processes stay stopped. If no SIGTERM arrives in time, the processes
+run on.
 """
 
 import logging
@@ -35,14 +36,16 @@ def freeze_job(
         api: the API of the cluster, in the namespace of the jobs.
         look: returns the objects of the job as they are now.
         is_running_after: whether the job runs on; otherwise it is suspended when the image is complete.
-        timeout_s: how long to wait for the image, at most 15 minutes, and for the suspension; None for no limit.
+        timeout_s: the time limit for the image and the suspension together; None for no limit. The image alone may
+            never take longer than 15 minutes.
 
     Raises:
         UnsupportedError: the pods of the job cannot make images.
         ConflictError: the job does not run, another person stops it, or it ended before it was suspended.
         AccessDeniedError: you may not stop the job, or run programs in its pod.
         SafepointError: there is no image, and the job runs on.
-        WaitTimeoutError: there is an image, and the pod is not gone yet; the request stays in effect.
+        WaitTimeoutError: there is an image, but the pod has not ended yet. The request to suspend the job stays in
+            effect.
     """
     seen = look()
     place = api.connection.name

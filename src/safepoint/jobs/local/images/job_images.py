@@ -66,14 +66,15 @@ def freeze_job(
         criu: the CRIU to use.
         name: the name of the job, or its first letters.
         location: where the image will be, such as in `images_folder`.
-        is_running_after: True lets the job run on. False suspends the job.
+        is_running_after: True lets the job continue to run. False suspends the job.
         actor: the user or program that requests it.
         progress: called with the number of bytes of pages stored since the last call.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: the job does not run; or another action was requested meanwhile, and the job runs on.
-        FreezeError, SafepointError, OSError: the job could not be frozen, and runs on.
+        ConflictError: the job does not run; or the job was changed after its image was made, and the job continues
+            to run.
+        FreezeError, SafepointError, OSError: the job could not be frozen, and continues to run.
     """
     from safepoint.transparent.freeze import freeze_trees
 
@@ -87,7 +88,8 @@ def freeze_job(
                 now = history.find(job.name)
                 if now is None or _roots_of(history, now) != roots or now.is_to_stop:
                     raise ConflictError(
-                        f"job {job.name} was changed while it was frozen; it runs on, and {image} was made",
+                        f"job {job.name} was changed while it was frozen. Its processes continue to run, and the "
+                        f"image {image} stays",
                         hint=f"see `safepoint events {job.name}`",
                     )
                 history.note_image(job.name, image, actor=actor)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safepoint.foundation import clock
-from safepoint.foundation.processes import tree_of
+from safepoint.foundation.processes import tree_of, user_of
 from safepoint.foundation.units import format_bytes, format_duration
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import Location
@@ -178,6 +178,8 @@ def carried_folders(roots: Sequence[int]) -> dict[int, list[Path]]:
 
 
 def _copies_of(pid: int) -> list[Path]:
+    if user_of(pid) != os.getuid():  # another user could name any folder, and make this process wait for ever
+        return []
     paths = environment_of(pid).get("PYTHONPATH", "").split(os.pathsep)
     with contextlib.suppress(OSError):
         paths.append(os.readlink(f"/proc/{pid}/cwd"))

@@ -24,8 +24,8 @@ _log = logging.getLogger("safepoint")
 def hook(module: ModuleType, context: RankContext) -> None:
     """Apply the options before each `TrainingArguments` validates itself.
 
-    The script then sees the applied values, for example in `training_args.output_dir`. Transformers' own checks, such
-    as `load_best_model_at_end` against the save strategy, also see them.
+    The script then sees the applied values, for example in `training_args.output_dir`. Transformers' own checks also
+    see these values. For example, one check compares `load_best_model_at_end` with the save strategy.
     """
     arguments: Any = module.TrainingArguments
     validate = arguments.__post_init__
@@ -57,7 +57,7 @@ def _is_not_about_launching(record: logging.LogRecord) -> bool:
 
 
 def _is_for_cpus(args: Any) -> bool:
-    """Whether the ranks run on CPUs with replicated weights, so that they exchange only gradients."""
+    """Whether the ranks run on CPUs, and each rank has all weights. Such ranks exchange only gradients."""
     is_sharded = args.fsdp or args.deepspeed or any(name in os.environ for name in _SHARDED)
     return not is_sharded and not torch.accelerator.is_available()
 
@@ -136,8 +136,8 @@ def written_once(args: Any) -> contextlib.AbstractContextManager[None]:
     """Set `save_on_each_node` to False during a training, so that one rank writes each file of a checkpoint.
 
     If the setting were True, each node would write files with the same names but different content, because the
-    Trainer records its rank in some files. The setting is restored after the training. So each node writes the files
-    that the script itself saves.
+    Trainer records its rank in some files. After the training, the script's value is in effect again. If this value
+    is True, each node writes the files that the script itself saves.
     """
     if args.save_on_each_node:
         _log.warning("the script's save_on_each_node=True is ignored for checkpoints: all nodes share one checkpoint")

@@ -4,11 +4,14 @@ A teacher may be updated in each step to follow the trained model. No trainer sa
 start with the teacher of the first step. This module saves:
 
 - every model, list of tensors and dictionary of tensors in the attributes of a callback. A callback may change them
-  in each step. The callbacks of transformers itself are left out;
+  in each step. The callbacks of transformers and of Safepoint are left out;
 - every other model of the trainer, if its weights have changed since training began. So a frozen reference model is
   not saved.
 
 One rank saves these models and tensors, and all ranks load them.
+
+If the weights of the trained model are sharded, this module saves nothing. A model that a callback refers to is then
+refused, and a warning names the tensors of callbacks.
 """
 
 import logging
@@ -119,7 +122,10 @@ class KeptModels:
                 yield name, module
 
     def _tensors_of_callbacks(self) -> Iterator[tuple["_Name", Any]]:
-        """The lists and dictionaries of tensors of callbacks, without tensors of the trained model."""
+        """The lists and dictionaries of tensors that callbacks hold.
+
+        A list or dictionary that contains a weight of the trained model is left out.
+        """
         own = _weights_of(self._trainer.model)
         for name, value in self._attributes_of_callbacks():
             tensors = list(cast("dict[Any, Any]", value).values()) if isinstance(value, dict) else value
@@ -149,7 +155,7 @@ class KeptModels:
 
 
 class _Name(NamedTuple):
-    """Which attribute a model or a list of tensors is. Different names have different files.
+    """The attribute that holds a model, or a list or dictionary of tensors. Each attribute has a file of its own.
 
     Args:
         owner: the name of the callback's class; empty for an attribute of the trainer.
@@ -167,9 +173,10 @@ class _Name(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of the file, with a digest: the letters alone may be those of the name of another file.
+        """The name of the file: the name of the attribute, shortened and in ASCII, and a digest of the full name.
 
-        Not every file system has all letters, tells capital letters from small ones, or has such long names.
+        Some file systems refuse other letters or long names, or do not distinguish capital letters from small ones.
+        Without the digest, two attributes could get the same file. The file of `ref_model` has a fixed name.
         """
         if (self.owner, self.attribute) == ("", "ref_model"):
             return _REFERENCE
@@ -179,7 +186,7 @@ class _Name(NamedTuple):
 
     @property
     def earlier_file(self) -> str:
-        """The name of the file in checkpoints of older releases, which several names may have in common."""
+        """The name of the file in checkpoints of older releases. Several attributes may have the same name there."""
         return _KEPT_EARLIER.format(name=re.sub(r"[^\w-]", "_", str(self)))
 
 
@@ -209,8 +216,9 @@ def _load(name: "_Name", kept: Any, saved: Any, folder: Path) -> None:
             _copy_tensors(kept, saved)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ConflictError(
-            f"{name} in {folder.name} does not fit this run's: {error}; training was not started",
-            hint="create it as in the run that wrote the checkpoint, or start from the beginning with --from-scratch",
+            f"{name} in {folder.name} does not fit {name} in this run: {error}; training was not started",
+            hint=f"create {name} as in the run that wrote the checkpoint, or start from the beginning with "
+            "--from-scratch",
         ) from error
 
 

@@ -61,8 +61,8 @@ def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int
     if lost:
         others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ConflictError(
-            f"the checkpoint of step {step} lacks the model's weight {lost[0]}{others}, which would keep its initial "
-            "values; training was not started",
+            f"the checkpoint of step {step} lacks the model's weight {lost[0]}{others}; training was not "
+            "started, because missing weights would keep their initial values",
             hint="create the model as in the run that wrote the checkpoint, or start from the beginning with "
             "--from-scratch",
         )

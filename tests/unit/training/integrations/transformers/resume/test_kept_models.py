@@ -121,7 +121,7 @@ def test_weights_that_do_not_fit(content: Any, tmp_path: Path) -> None:
     for path in sorted(tmp_path.iterdir()):
         before = path.read_bytes()
         torch.save(content, path)
-        with pytest.raises(ConflictError, match="does not fit this run's"):
+        with pytest.raises(ConflictError, match=r"(\S+) in \S+ does not fit \1 in this run: "):
             KeptModels(trainer(1)).loop_begins(tmp_path)
         path.write_bytes(before)
 

@@ -1,0 +1,47 @@
+"""Checks which parts of tensors the metadata of a DCP checkpoint list. An attacker may have written the metadata.
+
+While DCP loads a tensor, it reads each listed part from its place in a file, even if the part is listed a million
+times, or if a thousand parts are at one place. If parts are missing, DCP leaves the memory of the tensor as it is.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch.distributed.checkpoint import metadata
+
+from safepoint.checkpoint.weights.dcp_weights import Place, check_apart
+from safepoint.checkpoint.weights.torch_file import numbers_of
+from safepoint.errors import CheckpointError
+
+_MOST_PARTS = 1 << 21
+"""The most parts of all tensors together. One list may belong to many tensors."""
+
+
+def check_parts(found: Any) -> None:
+    """Check that the listed parts of each tensor make the whole tensor, and that no two places in files overlap.
+
+    torch checks the same when it saves a checkpoint.
+
+    Args:
+        found: the metadata; anything else is ignored, because DCP refuses it.
+
+    Raises:
+        CheckpointError: parts are missing, or are listed more than once, or overlap in a file.
+        Exception: a value is of another kind than in metadata that torch writes.
+    """
+    if type(found) is not metadata.Metadata:
+        return
+    stored = cast("Mapping[Any, Any]", found.storage_data or {})
+    check_apart(Place(one.relative_path, *numbers_of([one.offset, one.length])) for one in stored.values())
+    num_parts = 0
+    for name, entry in cast("Mapping[Any, Any]", found.state_dict_metadata).items():
+        if type(entry) is not metadata.TensorStorageMetadata:
+            continue
+        num_parts += len(entry.chunks)
+        if num_parts > _MOST_PARTS:
+            raise CheckpointError(f"it lists more than {_MOST_PARTS} parts of tensors")
+        parts = [(numbers_of(one.offsets), math.prod(numbers_of(one.sizes))) for one in entry.chunks]
+        places = [offsets for offsets, count in parts if count]
+        if len(set(places)) != len(places) or sum(count for _, count in parts) != math.prod(numbers_of(entry.size)):
+            raise CheckpointError(f"the parts of {name!r:.200} that it lists do not make the whole tensor")
