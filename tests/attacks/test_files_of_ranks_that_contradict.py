@@ -5,6 +5,7 @@ epoch, and the others would train on: the ranks would wait for each other until 
 message would name the checkpoint.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -127,8 +128,8 @@ def output(tmp_path: Path) -> OutputFolder:
 @pytest.mark.parametrize(
     ("loop", "first", "second", "reason"),
     [
-        (in_session, _at(1, 5), _at(1, 6), "different positions in the data"),
-        (in_session, _at(1, 5), _at(2, 5), "different positions in the data"),
+        (in_session, _at(1, 5, taken=45), _at(1, 6, taken=45), "different positions in the data"),
+        (in_session, _at(1, 5, taken=45), _at(2, 5, taken=45), "different positions in the data"),
         (in_session, _at(0, 5, taken=5), _at(0, 6, taken=5), "different positions in the data"),
         (in_session, _at(1, 5, taken=45, step=10), _at(1, 15, taken=55), "is of step 10"),
         (in_session, _at(9, 0), _at(9, 0), "the manifest says epoch 2"),
@@ -177,6 +178,46 @@ def test_loops_that_skip_batches_on_a_rank(output: OutputFolder) -> None:
     assert resume(output, of(in_session))[0] == [20, 20]
 
 
+def test_a_checkpoint_of_a_release_that_did_not_count_batches(output: OutputFolder) -> None:
+    """Its ranks may have left out different numbers of batches, so their positions are not compared."""
+    old = [_at(1, 5, step=None), _at(1, 6, step=None)]
+    for state in old:
+        del state["position"]["taken"]
+    write(output, 20, *old)
+    assert resume(output, of(in_session))[0] == [20, 20]
+
+
+class Shorter(SequentialSampler):
+    """States one batch more than it has, as samplers that group samples by their length may do."""
+
+    def __iter__(self) -> Any:
+        return iter(_SAMPLES[:9])
+
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize("is_shorter", [True, False], ids=["sampler", "break"])
+def test_epochs_that_end_early_on_a_rank(output: OutputFolder, *, is_shorter: bool) -> None:
+    """The ranks have then taken equal numbers of batches, and are at different positions in the next epoch."""
+    states: list[dict[str, Any]] = []
+    for rank in range(2):
+        sampler = Shorter(_SAMPLES) if is_shorter and rank else SequentialSampler(_SAMPLES[:10])
+        data = TrackedData(DataLoader(_SAMPLES, sampler=sampler), print)
+        taken = itertools.count(1)
+        for batches in data.epochs(2):
+            for number, _ in enumerate(batches):
+                if next(taken) == 12 or (not is_shorter and rank and data.epoch == 0 and number == 6):
+                    break
+            if data.epoch:
+                break
+        states.append({"rng": capture_rng(), "position": data.position().as_dict(), "step": 20})
+    first, second = (state["position"]["batches"] for state in states)
+    assert first != second
+    write(output, 20, *states)
+    assert resume(output, of(in_session))[0] == [20, 20]
+
+
 @pytest.mark.parametrize("data", [Stream(), DataLoader(Stream())], ids=["any", "loader"])
 def test_streams_of_other_lengths(output: OutputFolder, data: Any) -> None:
     """A stream does not state where an epoch ends. In the first epoch, the number of batches decides."""
@@ -193,7 +234,7 @@ def test_streams_of_other_lengths(output: OutputFolder, data: Any) -> None:
 
 def test_a_named_checkpoint_is_refused(output: OutputFolder) -> None:
     write(output, 10, *[_at(1, 0, step=10)] * 2)
-    write(output, 20, _at(1, 5), _at(1, 6))
+    write(output, 20, _at(1, 5, taken=45), _at(1, 6, taken=45))
     found, _ = resume(output, of(in_session), resume=str(output.root / "checkpoint-20"))
     assert {type(one) for one in found} == {CheckpointError}
     assert "checkpoint-20 cannot be used: the files of the ranks 0 and 1" in str(found[1])

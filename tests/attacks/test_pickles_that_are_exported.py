@@ -4,13 +4,15 @@ import io
 import logging
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from safepoint.checkpoint.tools import copy
 from safepoint.checkpoint.tools.inventory import open_inventory
-from safepoint.errors import CheckpointError
+from safepoint.errors import CheckpointError, TransientError
+from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from tests.support.checkpoints import commit, prepared
 
@@ -53,3 +55,20 @@ def test_archives_are_exported(tmp_path: Path) -> None:
 def test_a_person_who_trusts_them(tmp_path: Path) -> None:
     files = dict.fromkeys(_NAMES, pickle.dumps(1))
     assert export(tmp_path, files, with_code=True) == sorted(files)
+
+
+def test_a_store_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export with fewer weights would look complete, so it ends with the error of the store."""
+    commit(prepared(tmp_path / "out"), 10, {0: {"model.safetensors": b"weights", "encoder.pt": torch_saved()}})
+    inventory, _ = open_inventory(str(tmp_path / "out"))
+    read = LocalStore.read
+
+    def failing(self: LocalStore, key: str, **options: Any) -> memoryview:
+        if key.endswith("encoder.pt"):
+            raise TransientError("the store is busy")
+        return read(self, key, **options)
+
+    monkeypatch.setattr(LocalStore, "read", failing)
+    with pytest.raises(TransientError):
+        copy.export(inventory, inventory.item(), Location.of_folder(tmp_path / "model"))
+    assert not (tmp_path / "model").exists()

@@ -37,3 +37,24 @@ def test_names_of_new_folders_are_made_durable(tmp_path: Path, monkeypatch: pyte
     synced.clear()
     store.write("a/b/other", b"")
     assert synced == []
+
+
+def test_a_folder_that_is_deleted_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that makes the folder finds it, then another process deletes it, because it is empty."""
+    (tmp_path / "folder").mkdir()
+    make, deleted = no_links.make_folder, list[Path]()
+
+    def deleting(path: Path, mode: int = 0o777, *, below: Path | None = None) -> None:
+        try:
+            make(path, mode, below=below)
+        except FileExistsError:
+            if not deleted:
+                path.rmdir()
+                deleted.append(path)
+            raise
+
+    monkeypatch.setattr(no_links, "make_folder", deleting)
+    store = LocalStore(parse_location(str(tmp_path)))
+    store.write("folder/key", b"content")
+    assert deleted
+    assert store.read("folder/key") == b"content"

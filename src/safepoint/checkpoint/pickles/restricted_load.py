@@ -10,7 +10,7 @@ from torch import _weights_only_unpickler as restricted
 from safepoint.checkpoint.pickles.archive_records import check_records
 from safepoint.checkpoint.pickles.loaded_values import finish, with_stand_ins
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
-from safepoint.checkpoint.pickles.torch_unpickler import unpickler_for
+from safepoint.checkpoint.pickles.torch_unpickler import CheckedUnpickler, records_of
 
 
 class OldFormatError(ValueError):
@@ -40,13 +40,17 @@ def restricted_load(
         Exception: the file is damaged, or it contains something that is not allowed. Hostile content may raise any
             exception.
     """
-    unpickler = unpickler_for(_check_archive(file))
+    sizes = _check_archive(file)
     serialization: Any = torch.serialization
     before = serialization.get_safe_globals()
     serialization.clear_safe_globals()
     try:
         serialization.add_safe_globals(with_stand_ins([*before, *also]))
-        with temporarily(restricted, Unpickler=unpickler), torch.sparse.check_sparse_tensor_invariants(True):
+        with (
+            records_of(sizes),
+            temporarily(restricted, Unpickler=CheckedUnpickler),
+            torch.sparse.check_sparse_tensor_invariants(True),
+        ):
             return finish(load(file, **{"weights_only": True, **options}))
     finally:
         serialization.clear_safe_globals()

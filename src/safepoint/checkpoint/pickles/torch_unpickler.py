@@ -9,9 +9,12 @@ write the memory behind the storage.
 
 import codecs
 import collections
+import contextlib
 import enum
+import math
 import pickle
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, cast
 
 import torch
@@ -76,10 +79,11 @@ _MOST_USES = 8
 """The tensors for the functions in `_COMPUTING` may have 64 MiB together or, if that is more, eight times the size of
 the file."""
 _MOST_DIMENSIONS = 64
-_WITH_ITEMS = {dict, collections.OrderedDict, collections.Counter}
-"""The types of which a pickle may set items. If a tensor were among them, a pickle could write to its storage."""
 _COLLECTIONS = {id(kind) for kind in (set, collections.Counter, collections.OrderedDict)}
 _REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
+
+_this_thread = threading.local()
+"""Its attribute `sizes` has the sizes of the records of the archive that the thread reads; see `records_of`."""
 
 
 class CheckedUnpickler(restricted.Unpickler):
@@ -88,9 +92,6 @@ class CheckedUnpickler(restricted.Unpickler):
     torch reads an instruction, and then its arguments, with `read`. So `read` can distinguish the two, and checks the
     stack before an instruction is carried out.
     """
-
-    sizes: Mapping[str, int] = {}
-    """The size of each record of the archive; see `check_records`."""
 
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, **options)  # pyright: ignore[reportUnknownMemberType]
@@ -102,7 +103,10 @@ class CheckedUnpickler(restricted.Unpickler):
         self._arguments: list[int] = []
         self._argument = b""
         self._limits = InstructionLimits()
-        self._computed_bytes_left = max(_MOST_COMPUTED_BYTES, _MOST_USES * sum(self.sizes.values()))
+        self._sizes = getattr(_this_thread, "sizes", None)
+        self._computed_bytes_left = (
+            math.inf if self._sizes is None else max(_MOST_COMPUTED_BYTES, _MOST_USES * sum(self._sizes.values()))
+        )
         self._keys = KeyLimits(
             most_tuples=_MOST_TUPLES,
             most_parts=_MOST_PARTS,
@@ -153,15 +157,19 @@ class CheckedUnpickler(restricted.Unpickler):
             )
 
     def _check_target(self, target: Any) -> None:
-        if type(target) not in _WITH_ITEMS:
+        # Otherwise, a pickle could write to the storage of a tensor. The script may have allowed subclasses of `dict`
+        # with `torch.serialization.add_safe_globals`; torch from 2.10 on refuses their items itself.
+        if not isinstance(target, dict):
             kind = type(target).__name__
             raise pickle.UnpicklingError(f"the pickle sets an item of a {kind}, which is not allowed")
 
     def _check_storage(self, identity: Any) -> None:
         """Refuse a storage that is larger than its record in the archive."""
+        if self._sizes is None:
+            return
         _, kind, key, _, count = identity
         size_bytes = count * (1 if kind is torch.UntypedStorage else kind.dtype.itemsize)
-        if size_bytes > self.sizes[f"data/{_text(key).lower()}"]:
+        if size_bytes > self._sizes[f"data/{_text(key).lower()}"]:
             raise pickle.UnpicklingError("a storage is larger than its record")
 
     def _check_call(self, function: Any, arguments: Any) -> None:
@@ -230,6 +238,15 @@ def _text(key: Any) -> str:
     return key.decode("ascii") if isinstance(key, bytes) else key
 
 
-def unpickler_for(sizes: Mapping[str, int]) -> type[CheckedUnpickler]:
-    """The unpickler for one archive, whose records have these sizes; see `check_records`."""
-    return cast("type[CheckedUnpickler]", type("CheckedUnpickler", (CheckedUnpickler,), {"sizes": sizes}))
+@contextlib.contextmanager
+def records_of(sizes: Mapping[str, int]) -> Generator[None]:
+    """While the block runs, this thread reads one archive, whose records have these sizes; see `check_records`.
+
+    Other threads may load their own files at the same time: torch has one unpickler for all threads.
+    """
+    before = getattr(_this_thread, "sizes", None)
+    _this_thread.sizes = sizes
+    try:
+        yield
+    finally:
+        _this_thread.sizes = before

@@ -27,7 +27,15 @@ from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
 from safepoint.checkpoint.tools.model_files import ARCHIVE, is_exported, must_be_archive
-from safepoint.errors import CheckpointError, ConflictError, SafepointError, StorageError, UsageError, printable
+from safepoint.errors import (
+    CheckpointError,
+    ConflictError,
+    ObjectNotFoundError,
+    SafepointError,
+    StorageError,
+    UsageError,
+    printable,
+)
 from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import MAX_BYTES, parse_value
 from safepoint.foundation.shared_folders.leases import reading
@@ -220,9 +228,10 @@ def _has_no_code(data: StorePath, entry: FileEntry) -> bool:
     it with a path that the file names: a function that unpickles would run code.
     """
     if must_be_archive(entry.path):
-        with contextlib.suppress(OSError, SafepointError), (data / entry.path).open("rb") as file:
+        # Other errors of the store end the export: it must not leave out weights because of them.
+        with contextlib.suppress(FileNotFoundError, ObjectNotFoundError), (data / entry.path).open("rb") as file:
             return file.read(len(ARCHIVE)) == ARCHIVE
-        return False
+        return True  # the copy reports that the file is missing
     if PurePosixPath(entry.path).name.casefold() != _MODULES:
         return True
     with contextlib.suppress(OSError, ValueError, SafepointError), (data / entry.path).open("rb") as file:

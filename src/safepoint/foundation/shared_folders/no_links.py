@@ -140,7 +140,8 @@ def make_folders(path: Path, mode: int = 0o777, *, below: Path | None = None) ->
         try:
             make_folder(one, mode, below=below)
         except OSError as error:
-            if isinstance(error, FileExistsError) and not _is_folder(one, below):
+            # If another process has deleted the folder since, FileExistsError is raised.
+            if isinstance(error, FileExistsError) and os.path.lexists(one) and not _is_folder(one, below):
                 raise NotADirectoryError(errno.ENOTDIR, "it is a link, or is not a folder", os.fspath(one)) from error
             if not _is_folder(one, below):
                 raise

@@ -257,7 +257,9 @@ class CheckpointChooser:
                 "checkpoint; training was not started",
                 hint=_NAME_ANOTHER,
             )
-        return self._completed(self._foreign_candidate(found), found.origin.where)
+        point = self._completed(self._foreign_candidate(found), found.origin.where)
+        self._check_named(point, self._foreign.where(place))
+        return point
 
     def _foreign_candidate(self, found: ForeignCheckpoint) -> Candidate:
         # The folder has a new name in each start, because it may be impossible to delete the folder of an earlier
@@ -313,11 +315,14 @@ class CheckpointChooser:
         point = ResumePoint(path=path, manifest=manifest)
         if has_unlisted or not self._folders.is_shared:
             point = self._completed(Candidate(manifest=manifest, named=path), f"--resume {path}")
+        self._check_named(point, path)
+        return point
+
+    def _check_named(self, point: ResumePoint, where: object) -> None:
         reason = self._examine(point)
         if reason:
-            what = f"--resume {path} cannot be used: {reason}; training was not started"
+            what = f"--resume {where} cannot be used: {reason}; training was not started"
             raise CheckpointError(what, hint=_NAME_ANOTHER)
-        return point
 
     def _completed(self, candidate: Candidate, what: str) -> ResumePoint:
         if not self._complete(candidate):

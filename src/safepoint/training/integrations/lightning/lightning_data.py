@@ -75,7 +75,7 @@ class TrackedLoader:
         if self._before is not None:
             return dataclasses.replace(self._before, fetched=fetched)
         now = self.data.position()
-        return dataclasses.replace(now, batches=now.batches - 1, taken=now.taken - 1, fetched=fetched)
+        return dataclasses.replace(now, batches=now.batches - 1, taken=None, fetched=fetched)
 
 
 class LightningData:

@@ -32,7 +32,7 @@ Accelerate assigns its batches to the ranks in turn."""
 _KINDS: dict[str, Kind] = {
     "epoch": COUNT,
     "batches": COUNT,
-    "taken": COUNT,
+    "taken": COUNT.optional,
     "epoch_rng": NAMED.optional,
     "sampler": TEXT,
     "generators": TENSORS,
@@ -47,7 +47,9 @@ class Position:
     Args:
         epoch: epochs done.
         batches: batches of the running epoch that the loop has received.
-        taken: batches that the loop has received in all epochs; 0 if they are not counted.
+        taken: batches that the loop has received in all epochs; None if this number does not determine the position,
+            because an epoch ended early or with an unexpected number of batches, or because an earlier release, which
+            did not count them, wrote the checkpoint.
         epoch_rng: random number states at the start of the running epoch; None before its first batch.
         loader: the loader's own state; None if the loader has no such state.
         sampler: the kind of the loader's sampler.
@@ -61,7 +63,7 @@ class Position:
 
     epoch: int = 0
     batches: int = 0
-    taken: int = 0
+    taken: int | None = None
     epoch_rng: dict[str, Any] | None = None
     loader: Any = None
     sampler: str = ""

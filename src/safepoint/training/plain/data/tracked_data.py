@@ -66,7 +66,7 @@ class TrackedData:
         self._rng: dict[str, Any] | None = None
         self.epoch = 0
         self.batches = 0
-        self._taken = 0
+        self._taken: int | None = 0
         self._epoch_rng: dict[str, Any] | None = None
 
     @property
@@ -148,10 +148,11 @@ class TrackedData:
 
         Ranks that have taken the same number of batches are at the same place, if their epochs have the same length,
         or if all of them are in the first epoch. A loop may leave out batches on some ranks only. Then these ranks
-        have taken other numbers of batches, and may be at other places.
+        have taken other numbers of batches, and may be at other places. A loop may also end an epoch early on some
+        ranks only: then the number is None, and nothing is compared.
         """
         num_batches = self._exact_num_batches
-        if num_batches is None and position.epoch:
+        if position.taken is None or (num_batches is None and position.epoch):
             return Shared((), ())
         return Shared((position.taken, num_batches), (position.epoch, position.batches))
 
@@ -194,6 +195,8 @@ class TrackedData:
 
     def end_epoch(self) -> None:
         """Record that the running epoch has ended."""
+        if self.batches != self._exact_num_batches:
+            self._taken = None
         self.epoch += 1
         self.batches, self._epoch_rng = 0, None
 
@@ -220,7 +223,7 @@ class TrackedData:
         for batch in batches:
             self._fetches.finish()
             self.batches += 1
-            self._taken += 1
+            self._taken = None if self._taken is None else self._taken + 1
             yield batch
         self._fetches.finish()
 
