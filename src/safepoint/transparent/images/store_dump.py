@@ -81,7 +81,6 @@ def store_dumps(
         ImageError: the files that CRIU has written are not consistent.
         OSError: the files cannot be read or written.
     """
-    created = clock.utc_now()  # not at the end: meanwhile, processes that run on may save a newer checkpoint
     parent, older = _continued(image.location, parent)
     seed = parent[0].seed if parent else secrets.randbits(64)
     protection = image.location.new_protection()
@@ -143,7 +142,7 @@ def store_dumps(
         )
     manifest = ImageManifest(
         number=image.number,
-        created=created,
+        created=clock.utc_now(),
         seed=seed,
         sources=tuple(source_of(one) for one in parent),
         machine=machine,
