@@ -179,3 +179,11 @@ def test_the_last_good_one_stays(put: Callable[[Path], None], root: Path) -> Non
     commit(prepared(root), 20, _OWN)
     checkpoint_actions._delete(inventory_of(root), "checkpoint-10")
     assert not (root / "checkpoint-10").exists()
+
+
+def test_a_checkpoint_that_is_saved_while_an_image_is_stored(root: Path) -> None:
+    """It is newer than the image, so the image does not have its step."""
+    found = newest_checkpoint(inventory_of(root))
+    assert found is not None
+    assert newest_checkpoint(inventory_of(root), until_s=found.created_s) == found
+    assert newest_checkpoint(inventory_of(root), until_s=found.created_s - 0.001) is None

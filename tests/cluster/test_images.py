@@ -112,7 +112,7 @@ def test_a_pod_with_a_group_is_frozen_and_thawed_by_the_client(
     """The key of its images has mode 0440 in a pod with an `fsGroup`. Before that, a command that is interrupted
     leaves nothing frozen."""
     with_criu(team, securityContext={"fsGroup": 4321})
-    found = safepoint("doctor", *ON, team.namespace, "--json").document
+    found = safepoint("doctor", *ON, team.namespace, "--json").document["findings"]
     [images] = [one for one in found if one["check"] == "process images"]
     assert f"possible with runtime {RUNTIME}" in images["found"], images
     submit(team, "tiny", "--freeze-as-last-resort", *ONE_POD, program=PROGRAM)

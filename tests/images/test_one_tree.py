@@ -157,6 +157,42 @@ def test_a_training_goes_on_bit_for_bit(trainings: Trainings, tmp_path: Path) ->
     assert [path.name for path in Path("/dev/shm").glob("safepoint-image-*")] == []
 
 
+@contextlib.contextmanager
+def control_group() -> Generator[Path]:
+    """A new control group, in one of version 1 or in the tree of version 2."""
+    root = next(path for name in ("pids", "unified", "") if (path := Path("/sys/fs/cgroup", name)).is_dir())
+    if not os.access(root / "cgroup.procs", os.W_OK):
+        pytest.skip("control groups cannot be made here")
+    group = root / f"safepoint-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"control groups cannot be made here: {error}")
+    try:
+        yield group
+    finally:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_program_of_another_control_group(is_left: bool, trainings: Trainings, tmp_path: Path) -> None:
+    """As one that another session or service has started. It is restored in the group of the command."""
+    expected = reference(trainings, "60")
+    with control_group() as group:
+        pid = trainings.start("out", "60", "0.1")
+        (group / "cgroup.procs").write_text(str(pid))
+        trainings.has_reached("out", 5)
+        safepoint("freeze", "--pid", pid, "--to", tmp_path / "images")
+        trainings.reap()
+        if not is_left:
+            group.rmdir()
+        restored = safepoint("thaw", tmp_path / "images")
+        own, other = (Path(f"/proc/{name}/cgroup").read_text() for name in ("self", restored["pid"]))
+        assert other == own
+        assert trainings.has_ended("out") == expected
+
+
 def test_a_training_that_runs_on_is_restored_beside_itself(trainings: Trainings, tmp_path: Path) -> None:
     """The numbers of its processes are in use, so the copy gets a namespace. Both end as the reference does."""
     expected = reference(trainings, "400")

@@ -183,10 +183,11 @@ def _dump(criu: Criu, roots: Sequence[int], pages: Path, image: NewImage, guard:
         )
 
     def started(pid: int) -> None:
-        running.extend(stack.enter_context(held([pid])))
+        own = stack.enter_context(held([pid]))
+        running.extend(own)
         guard.started(pid)
         if is_over.is_set():
-            kill(running[-1:])
+            kill(own)
 
     for number in range(len(roots)):
         (pages / part_name(number)).mkdir(0o700)

@@ -84,6 +84,8 @@ def _huge_pages() -> Generator[Path | None]:
         yield folder
     finally:
         # CRIU, which is the first process of restored processes in a namespace of their own, still has it open.
-        for name in os.listdir(descriptor):
-            delete_tree(folder / name)
-        os.close(descriptor)
+        try:
+            for name in os.listdir(descriptor):
+                delete_tree(folder / name)
+        finally:
+            os.close(descriptor)

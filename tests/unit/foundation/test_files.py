@@ -258,3 +258,14 @@ def _hold(path: Path, gate: Any) -> None:
     gate.wait(60)
     gate.wait(60)
     assert lock is not None
+
+
+def test_a_folder_below_a_control_folder_may_be_the_limit(tmp_path: Path) -> None:
+    """Such as that of a store in another location's control folder. Links in it are refused."""
+    root = tmp_path / ".safepoint" / "backup"
+    files.make_folder(root / "checkpoint-1" / "rank-0", below=root)
+    assert (root / "checkpoint-1" / "rank-0").is_dir()
+    (root / "checkpoint-2").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="link"):
+        files.make_folder(root / "checkpoint-2" / "rank-0", below=root)
+    assert not (tmp_path / "rank-0").exists()

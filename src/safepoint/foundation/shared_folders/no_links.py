@@ -138,16 +138,16 @@ def make_folders(path: Path, mode: int = 0o777, *, below: Path | None = None) ->
     for number in range(len(names)):
         one = Path(base, *names[: number + 1])
         try:
-            make_folder(one, mode, below=below)
+            make_folder(one, mode, below=base)
         except OSError as error:
             # If another process has deleted the folder since, FileExistsError is raised.
-            if isinstance(error, FileExistsError) and os.path.lexists(one) and not _is_folder(one, below):
+            if isinstance(error, FileExistsError) and os.path.lexists(one) and not _is_folder(one, base):
                 raise NotADirectoryError(errno.ENOTDIR, "it is a link, or is not a folder", os.fspath(one)) from error
-            if not _is_folder(one, below):
+            if not _is_folder(one, base):
                 raise
 
 
-def _is_folder(path: Path, below: Path | None) -> bool:
+def _is_folder(path: Path, below: Path) -> bool:
     try:
         os.close(open_file(path, _FOLDER, below=below))
     except OSError:

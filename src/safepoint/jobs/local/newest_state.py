@@ -109,7 +109,7 @@ def _examine(image: str) -> str:
     return manifest.created
 
 
-def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
+def newest_checkpoint(inventory: Inventory, *, until_s: float | None = None) -> Checkpoint | None:
     """The newest checkpoint from which a run would resume, as far as that is known without reading its files.
 
     `step` is the highest step of all checkpoints, and `created_s` is the latest time of all checkpoints. These can be
@@ -117,6 +117,7 @@ def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
 
     Args:
         inventory: the location of the checkpoints.
+        until_s: leave out checkpoints that were made after this time, in seconds since 1970.
 
     Raises:
         SafepointError: the location cannot be read.
@@ -124,6 +125,8 @@ def newest_checkpoint(inventory: Inventory) -> Checkpoint | None:
     if inventory.folder is not None and not inventory.folder.is_dir():
         return None
     found = [item for item in inventory.items() if item.counts and item.stated is not None and item.name != FINAL]
+    if until_s is not None:
+        found = [item for item in found if item.created_s <= until_s]
     if not found or found[0].stated is None:
         return None
     return Checkpoint(step=found[0].stated.step, created_s=max(item.created_s for item in found))

@@ -94,6 +94,8 @@ class Criu:
         """The command that `run` runs, as a child process that inherits the descriptor `images`."""
         # The path of the folder may be valid in this process only.
         fixed = ["--no-default-config", "--images-dir", f"/proc/self/fd/{images}", "--log-file", str(log), "-v2"]
+        # The control groups of the dumped processes may not exist where they are restored.
+        fixed.append("--manage-cgroups=ignore")
         return [self.path, action, *fixed, "--tcp-established", "--file-locks", *arguments]
 
 

@@ -57,7 +57,9 @@ def forked(num_processes: int, work: Callable[[int], Iterable[object]]) -> Gener
         for pipe in pipes:
             os.close(pipe)
         for pid in pids:  # After an error they still work; otherwise they have ended.
-            os.kill(pid, signal.SIGKILL)
+            # If this process ignores SIGCHLD, the kernel forgets a child process as soon as it has ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)

@@ -107,3 +107,19 @@ def test_the_processes_end_with_their_parent(tmp_path: Path) -> None:
         while "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
+
+
+def test_a_program_that_ignores_the_end_of_child_processes() -> None:
+    """The kernel then forgets them itself."""
+    program = """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from safepoint.transparent.pages.forked import forked
+with forked(2, lambda number: [None]) as wait:
+    wait(0), wait(1)
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED)  # until no child process is left
+    except ChildProcessError:
+        pass
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30 * PATIENCE)

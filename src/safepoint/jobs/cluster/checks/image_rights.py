@@ -5,7 +5,7 @@ Not checked: whether the container image has CRIU and the Python packages. The p
 """
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from safepoint.errors import AccessDeniedError, NotFoundError, SafepointError, UnsupportedError
@@ -61,10 +61,11 @@ def why_not_with(runtime: Runtime, patches: Sequence[Any] = ()) -> str | None:
     """
     pods = [*runtime.pods_of(patches)[::-1], runtime.pod]
     name = name_of(runtime.document)
-    user = _first(pods, "runAsUser")
-    if user or _first(pods, "runAsNonRoot") is True:
+    container = at(runtime.container, "name")
+    user = _first(pods, container, "runAsUser")
+    if user or _first(pods, container, "runAsNonRoot") is True:
         return f"the pods of runtime {name} do not run as root" + (f", but as user {user}" if user else "")
-    if _first(pods, "allowPrivilegeEscalation") is False:
+    if _first(pods, container, "allowPrivilegeEscalation") is False:
         return f"the pods of runtime {name} have allowPrivilegeEscalation: false, and CRIU needs {_rights()}"
     if next((found for pod in pods if (found := at(pod, "hostUsers")) is not None), True) is False:
         return f"the pods of runtime {name} have user IDs of their own (hostUsers: false), where CRIU lacks rights"
@@ -98,14 +99,8 @@ def _rights() -> str:
     return f"{', '.join(RIGHTS_FOR_IMAGES['capabilities']['add'])}, and no seccomp filter"
 
 
-def _first(pods: Iterable[Any], field: str) -> Any:
-    """The value of a field of the security context, which the container that trains inherits from its pod."""
-    found = list(pods)
-    contexts = [at(container, "securityContext") for pod in found for container in _that_train(pod)]
-    contexts += [at(pod, "securityContext") for pod in found]
+def _first(pods: Sequence[Any], container: Any, field: str) -> Any:
+    """The value of a field of the security context, which the container of this name inherits from its pod."""
+    of_name = [one for pod in pods for one in items(pod, "containers") if at(one, "name") == container]
+    contexts = [at(one, "securityContext") for one in (*of_name, *pods)]
     return next((value for context in contexts if (value := at(context, field)) is not None), None)
-
-
-def _that_train(pod: Any) -> list[Any]:
-    containers = items(pod, "containers")
-    return [one for one in containers if at(one, "name") == "node"] or containers[:1]

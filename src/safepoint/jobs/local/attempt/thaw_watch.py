@@ -17,6 +17,8 @@ from safepoint.progress.record import Progress, State, read_progress
 _LEAST_S = 60.0
 _NUM_STEPS = 10
 _NUM_PAUSES = 10
+_LEAST_PAUSES_S = 3600.0
+"""The pauses of an attempt say little about its evaluations if most of them were saves, which are short."""
 _BUSY = 0.1
 """A job that evaluates or saves reports no step. It is stuck if it uses less than this share of a processor."""
 _REPORTED = ("state", "step", "epoch", "loss", "train_metrics", "eval_metrics", "attempt", "restart", "message")
@@ -37,11 +39,15 @@ def limit_after(progress: Progress | None) -> float | None:
 def longest_pause_after(progress: Progress | None) -> float | None:
     """How long an evaluation or a save may take that was frozen, even if it uses a processor, in seconds.
 
-    This is ten times as long as all evaluations and saves of the attempt have taken together. None if there was none.
+    This is ten times as long as the evaluations and saves of the attempt have taken together, and at least an hour.
+    None if there was none, and for the first evaluation.
     """
-    if progress is None:
+    if progress is None or not progress.pause_s:
         return None
-    return _NUM_PAUSES * progress.pause_s * max(1, progress.step - (progress.resumed_step or 0)) or None
+    if progress.state is State.EVALUATING and not progress.eval_metrics:
+        return None
+    num_steps = max(1, progress.step - (progress.resumed_step or 0))
+    return max(_LEAST_PAUSES_S, _NUM_PAUSES * progress.pause_s * num_steps)
 
 
 class ThawWatch:

@@ -232,10 +232,14 @@ class _WatchedRun:
     def _inventory(self) -> Inventory:
         return Inventory(open_store(Location.of_folder(self._output.root)))
 
-    def _safe_step(self) -> int | None:
-        """The step of the newest checkpoint; None if there is no checkpoint, or if the folder cannot be read."""
+    def _safe_step(self, created: str) -> int | None:
+        """The step of the newest checkpoint that is not newer than an image which was made at this time.
+
+        None if there is no such checkpoint, or if the folder cannot be read. While an image is stored and checked, a
+        job that runs on may save a newer checkpoint.
+        """
         with contextlib.suppress(SafepointError, OSError):
-            found = newest_checkpoint(self._inventory())
+            found = newest_checkpoint(self._inventory(), until_s=clock.parse_utc(created))
             return None if found is None else found.step
         return None
 
@@ -287,7 +291,7 @@ class _WatchedRun:
 
         def answer(manifest: "ImageManifest") -> None:
             verify(location, manifest.name, deep=True)
-            request.reply({**image_document(manifest, location), "safe_step": self._safe_step()})
+            request.reply({**image_document(manifest, location), "safe_step": self._safe_step(manifest.created)})
 
         def end(manifest: "ImageManifest") -> None:
             answer(manifest)

@@ -116,6 +116,9 @@ def test_a_patch_of_the_user_counts() -> None:
     of_user = runtime_with({"securityContext": {"runAsUser": 1000}})
     assert why_not_with(of_user, [patch({"securityContext": {"runAsUser": 0}})]) is None
     assert why_not_with(runtime_with(), [patch({"hostUsers": False})]) is not None
+    user = {"securityContext": {"runAsUser": 7}}
+    assert why_not_with(runtime_with(), [patch({"containers": [{"name": "node", **user}]})]) is not None
+    assert why_not_with(runtime_with(), [patch({"containers": [{"name": "logs", **user}]})]) is None
 
 
 def test_a_pod_that_the_cluster_refuses() -> None:

@@ -282,14 +282,14 @@ def test_an_evaluation_that_never_ends(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(thaw_watch, "_processor_time_of", lambda _: now[0])
     now = [0.0]
     monkeypatch.setattr(thaw_watch.clock, "monotonic_s", lambda: now[0])
-    write(tmp_path, progress(state=State.EVALUATING, step=110, resumed_step=10, pause_s=0.5))
+    write(tmp_path, evaluating(pause_s=5.0))
     watch = ThawWatch(tmp_path / PROGRESS_NAME, list[int])
-    assert longest_pause_after(read_progress(tmp_path / PROGRESS_NAME)) == 500.0
-    for now[0] in (61.0, 130.0, 499.0):
+    assert longest_pause_after(read_progress(tmp_path / PROGRESS_NAME)) == 5000.0
+    for now[0] in (61.0, 130.0, 4999.0):
         assert not watch.is_stuck(), now
-    now[0] = 570.0
+    now[0] = 5070.0
     assert watch.is_stuck()
-    assert "within 9 m 30 s" in watch.cause
+    assert "within 1 h 24 m" in watch.cause
     late = ThawWatch(tmp_path / PROGRESS_NAME, list[int], is_late=True)
     now[0] += 1e6
     assert not late.is_stuck()  # the step for which it was frozen may take as long as it needs
@@ -297,7 +297,16 @@ def test_an_evaluation_that_never_ends(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_first_evaluation_may_take_as_long_as_it_needs() -> None:
     assert longest_pause_after(progress(state=State.EVALUATING)) is None
+    assert longest_pause_after(progress(state=State.EVALUATING, pause_s=0.5)) is None  # the pauses were saves
     assert longest_pause_after(None) is None
+
+
+def test_short_saves_do_not_limit_an_evaluation_to_seconds() -> None:
+    assert longest_pause_after(evaluating(pause_s=0.01)) == 3600.0
+
+
+def evaluating(*, pause_s: float) -> Progress:
+    return progress(state=State.EVALUATING, step=110, resumed_step=10, pause_s=pause_s, eval_metrics={"loss": 1.0})
 
 
 def test_a_loop_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
