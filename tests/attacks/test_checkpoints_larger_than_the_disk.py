@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.remote import fetch
 from safepoint.errors import ExitCode, NoRoomError
 from safepoint.foundation.events.run_events import CheckpointRejected
@@ -142,6 +143,18 @@ def test_nothing_older_fits(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
             assert "1.0 kB free, and the files need 2.1 MB" in str(one)
         assert [Path(one.path).name for one in job.rejected] == ["checkpoint-20", "checkpoint-10"]
         assert job.fetched == set()
+
+
+def test_the_older_one_is_about_as_large(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of the run is full: the start ends, because with some space, no step would be lost."""
+    model = {**FILES, 0: {**FILES[0], "model.safetensors": bytes((1 << 20) + (1 << 19))}}
+    commit(OutputFolder(job.bucket), 15, model)
+    free(monkeypatch, _FREE + (1 << 19))
+    found = job.start()
+    assert [type(one) for one in found] == [NoRoomError] * 2
+    assert "the files need 2.1 MB" in str(found[0])
+    assert [Path(one.path).name for one in job.rejected] == ["checkpoint-20"]
+    assert job.fetched == set()
 
 
 def test_checkpoints_of_another_program(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,11 @@ class Candidate:
         """The name of the checkpoint's folder."""
         return checkpoint_name(self.manifest.step)
 
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files."""
+        return sum(entry.size_bytes for entry in self.manifest.files)
+
 
 def preference(manifest: Manifest, run_id: str | None) -> tuple[bool, int, int]:
     """By which checkpoints of one step are sorted; the best one has the largest value.

@@ -12,7 +12,6 @@ option such as `--from-scratch`. If there is an object store, the user names ano
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from safepoint.checkpoint.foreign.examine import is_foreign
 from safepoint.checkpoint.format.catalog import (
@@ -106,6 +105,7 @@ class CheckpointChooser:
         self._examine = examine
         self._no_room: NoRoomError | None = None
         """The error for the newest checkpoint that does not fit on a disk."""
+        self._too_large_bytes = 0
         self._transfer = Transfer(peers, output, folders, store)
         self._foreign = ForeignCheckpoints(peers, output, folders, store, self._reject)
         self._reads_foreign = reads_foreign
@@ -153,7 +153,7 @@ class CheckpointChooser:
             point = self._named(Path(settings.resume))
         if point is None:
             return None
-        # Checkpoints that are newer than the chosen checkpoint are damaged, or the user has named an older
+        # Checkpoints that are newer than the chosen checkpoint cannot be used, or the user has named an older
         # checkpoint. Move the newer checkpoints aside, because later saves may need their names.
         self._set_aside_newer_than(point.manifest.step)
         if is_first_start:
@@ -205,7 +205,7 @@ class CheckpointChooser:
         if self._no_room is not None:
             raise self._no_room
         if others and not steps:
-            on_first_rank(self._peers, lambda: self._refuse_foreign(others))
+            on_first_rank(self._peers, lambda: self._foreign.refuse(others, can_resume=self._reads_foreign))
         if steps and (in_store or not self._folders.is_shared):
             assert self._remote is not None
             raise NothingValidError(
@@ -225,12 +225,20 @@ class CheckpointChooser:
         return next((point for point in points if point is not None), None)
 
     def _try(self, candidate: Candidate) -> ResumePoint | None:
-        """Complete a checkpoint, and examine it. If it cannot be used, report the reason and return None."""
+        """Complete a checkpoint, and examine it. If it cannot be used, report the reason and return None.
+
+        Raises:
+            NoRoomError: a newer checkpoint did not fit on a disk, and is less than twice as large as this one. So it
+                was not made to be too large: with more space, the run resumes from it, and loses no steps.
+        """
+        if self._no_room is not None and self._too_large_bytes < 2 * candidate.size_bytes:
+            raise self._no_room
         try:
             if not self._complete(candidate):
                 return None
         except NoRoomError as error:
-            self._no_room = self._no_room or error
+            if self._no_room is None:
+                self._no_room, self._too_large_bytes = error, candidate.size_bytes
             self._reject(self._place_of(candidate.name), Fault(file="its size", reason=error.message))
             return None
         point = self._point(candidate)
@@ -281,24 +289,6 @@ class CheckpointChooser:
             self._report(
                 NewerForeign(step=newer.step, path=self._foreign.where(newer), resumed_step=step, fault=fault)
             )
-
-    def _refuse_foreign(self, places: Sequence[Place]) -> NoReturn:
-        where = self._output.root if places[0].folder is not None or self._remote is None else self._remote
-        what = f"{plural(len(places), 'checkpoint')} that Safepoint did not write"
-        location = where if isinstance(where, Path) else where.store.location
-        if not self._reads_foreign:
-            raise NothingValidError(
-                f"{location} holds {what}. Only the Trainer of Transformers can resume from such a checkpoint; "
-                "training was not started",
-                hint="name another output folder; to start at step 0 in this folder, use --from-scratch, which moves "
-                "the checkpoints aside and deletes nothing",
-            )
-        raise NothingValidError(
-            f"{location} holds {what}, and no checkpoint from which a run can resume; training was not started",
-            hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, name "
-            "another location; for a folder, --from-scratch also works: it moves the checkpoints aside and deletes "
-            "nothing",
-        )
 
     def _named(self, path: Path) -> ResumePoint:
         def check() -> tuple[Manifest, bool, bool] | None:

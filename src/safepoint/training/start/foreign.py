@@ -5,9 +5,10 @@ another node cannot be used, because there is no record of the files that each n
 together.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from safepoint.checkpoint.foreign.describe import describe
 from safepoint.checkpoint.foreign.examine import Examination, examine, faults_of_names, is_foreign
@@ -17,8 +18,9 @@ from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.module_states import names_of_script
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
-from safepoint.errors import CheckpointError, SafepointError
+from safepoint.errors import CheckpointError, NothingValidError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.units import plural
 from safepoint.storage.location import Location, Scheme, parse_location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
@@ -173,6 +175,33 @@ class ForeignCheckpoints:
             return Place(step=step, folder=None)
 
         return on_first_rank(self._peers, find)
+
+    def refuse(self, places: Sequence[Place], *, can_resume: bool) -> NoReturn:
+        """Refuse to start beside these checkpoints. Only the first rank calls this method.
+
+        Args:
+            places: where they are.
+            can_resume: whether the training could resume from a checkpoint of another program.
+
+        Raises:
+            NothingValidError: always.
+        """
+        store = self._store if places[0].folder is None else None
+        location = self._output.root if store is None else store.location
+        what = f"{location} holds {plural(len(places), 'checkpoint')} that Safepoint did not write"
+        if not can_resume:
+            raise NothingValidError(
+                f"{what}. Only the Trainer of Transformers can resume from such a checkpoint; training was not "
+                "started",
+                hint="name another output folder; to start at step 0 in this folder, use --from-scratch, which moves "
+                "the checkpoints aside and deletes nothing",
+            )
+        raise NothingValidError(
+            f"{what}, and no checkpoint from which a run can resume; training was not started",
+            hint="`safepoint checkpoints verify LOCATION/checkpoint-N` lists what is wrong; to start at step 0, name "
+            "another location; for a folder, --from-scratch also works: it moves the checkpoints aside and deletes "
+            "nothing",
+        )
 
     def where(self, place: Place) -> str:
         """The path or URI of the checkpoint at `place`, for messages."""
