@@ -135,7 +135,9 @@ def test_a_pod_with_a_group_is_frozen_and_thawed_by_the_client(
     assert "interrupted by SIGTERM: the job runs on" in errors
     step = wait(team, "tiny", trains_at(1))["progress"]["step"]
     wait(team, "tiny", trains_at(step + 2))
-    client = TrainerClient(KubernetesBackendConfig(namespace=team.namespace))
+    client = TrainerClient(
+        KubernetesBackendConfig(namespace=team.namespace, config_file=str(team.cluster.kubeconfig))
+    )
     frozen = client.freeze_job("tiny")
     assert frozen.status == "Suspended"
     assert frozen.image is not None

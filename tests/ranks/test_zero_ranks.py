@@ -160,7 +160,7 @@ def test_the_copy_is_what_deepspeeds_own_tool_makes(strategy: str, reference_of:
     checkpoint = reference_of(strategy, 3, "full") / f"checkpoint-{STEP}"
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     code = (
-        "import sys\nfrom pathlib import Path\n"
+        "import sys\nfrom pathlib import Path\nimport deepspeed\n"
         "from safepoint.training.integrations.deepspeed.partitions import Partitions\n"
         "from safepoint.training.integrations.deepspeed.universal import Universal\n"
         "partitions = Partitions(Path(sys.argv[1]), ranks=3)\n"
