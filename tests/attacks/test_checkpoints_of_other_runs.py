@@ -139,7 +139,7 @@ def test_a_start_reports_another_run(tmp_path: Path) -> None:
 def _events_of_start(output: OutputFolder) -> list[str]:
     events: list[Event] = []
     context = rank_context(reported=events, output_dir=str(output.root), snapshot_slots=0)
-    start = agree_on_start(context, Peers(Place(), timeout_s=1), output)
+    start = agree_on_start(context, Peers(Place(), timeout_s=1), output, examine=lambda point: "")
     assert start.point is not None
     assert start.point.manifest.step == 999
     output.release(start.attempt.attempt_id)

@@ -12,6 +12,7 @@ CODES = {
     "NotFoundError": 10,
     "ConflictError": 11,
     "StorageError": 13,
+    "NoRoomError": 13,
     "ObjectNotFoundError": 13,
     "ConditionError": 13,
     "AccessDeniedError": 13,

@@ -44,7 +44,7 @@ def test_help_imports_no_command() -> None:
     assert ours == {
         *("safepoint", "safepoint._version", "safepoint.errors"),
         *("safepoint.cli", "safepoint.cli.main", "safepoint.cli.lazy"),
-        "safepoint.cli.failures",
+        *("safepoint.cli.failures", "safepoint.cli.interruption"),
         *("safepoint.foundation", "safepoint.foundation.environment", "safepoint.foundation.processes"),
         *("safepoint.foundation.volumes", "safepoint.foundation.volumes.mounts"),
     }
