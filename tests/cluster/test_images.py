@@ -106,6 +106,7 @@ def test_a_job_is_suspended_by_an_image_and_goes_on_in_another_pod(
     assert_complete_and_equal(team, undisturbed)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Kubeflow's client is never closed
 def test_a_pod_with_a_group_is_frozen_and_thawed_by_the_client(
     team: Workspace, undisturbed: Callable[[int, int], Path]
 ) -> None:
