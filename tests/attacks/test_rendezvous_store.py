@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +142,34 @@ def test_garbage_ends_only_its_own_connection(data: bytes, server: StoreServer) 
     """What is not the protocol is answered by the end of the connection; the others go on."""
     assert len(_talk(server.port, data)) < 100
     assert _ping(server.port) == b"ping"
+
+
+def test_connections_are_closed_with_the_server_if_clients_read_nothing() -> None:
+    """Each client asks for answers, says that nothing follows, and reads nothing. The kernel takes the first answers,
+    and the rest waits in the server. For some of the clients, everything was answered and not everything was sent."""
+    server = StoreServer()
+    server.start()
+    value, num_clients = bytes(40_000), 120
+    get = bytes([2]) + (1).to_bytes(8, "little") + b"k"
+    with contextlib.ExitStack() as stack:
+        clients: list[socket.socket] = []
+        for number in range(num_clients):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            store = bytes([1]) + (1).to_bytes(8, "little") + b"k" + len(value).to_bytes(8, "little") + value
+            client.sendall(_HELLO + store + get * number)
+            client.shutdown(socket.SHUT_WR)
+            clients.append(client)
+        num_before = 0
+        while len(server._connections) != num_before:  # until each client is answered, or has more than may wait
+            num_before = len(server._connections)
+            time.sleep(0.5)
+        assert 0 < num_before < num_clients
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", ResourceWarning)
+            server.close()
+            del server
+            gc.collect()
+    assert [str(one.message) for one in found] == []
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
 """Reports the failure of a command: one line for a person, or one JSON document for a program, and an exit code.
 
-Promises: if the command has the option `--json`, the last line on stderr of every failure is
+Promises: if the command is called with `--json`, the last line that each failure writes to stderr is
 `{"type": "exit_error", "code": …, "message": …, "hint": …}`. Failures include invalid arguments, an invalid settings
 file, output that cannot be written, and bugs of Safepoint. If the program that reads stdout ends early, as `head`
 does, the command ends without a message.

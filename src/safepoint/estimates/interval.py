@@ -10,7 +10,8 @@ the rate λ = 1/M, also during a restart. There are three kinds of them:
 | ends only ranks | the work up to the newest snapshot in memory, which another process, the keeper, still has |
 | ends the machine | the work up to the newest durable checkpoint |
 
-Let T = interval + δ. A start works until its interruption. On average, this much of its work is kept:
+Let T = interval + δ. After each start, the training works until the next interruption. On average, this much of
+the work since the start is kept:
 
     announced             (1 - e^(-λ·interval)) / (λ·(1 - e^(-λT)))
     ends only ranks       interval · e^(-λ·(C - δ)) / (e^(λT) - 1)
@@ -228,8 +229,8 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     Returns:
         `math.inf` if periodic saves do not pay, because all interruptions are announced or saves cost too much. The
         result is never less than the time that a save needs to become durable after its stall, because saves are
-        written one after another. It is at most `SHORTEST_STEP_S` if a save after each step is best, because saves
-        cost nothing or too little to matter.
+        written one after another. Apart from that, it is at most `SHORTEST_STEP_S` if a save after each step is
+        best, because saves cost nothing or too little to matter.
     """
     least_s = max(times.durable_lag_s, min(SHORTEST_STEP_S, 1e-9 * interruptions.between_s))
     if interruptions.announced == 0 and times.snapshot_every_s is None:
@@ -245,8 +246,9 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     def value(logarithm: float) -> float:
         return productive_share(math.exp(logarithm), times, interruptions)
 
-    # The share has at most one maximum, if the limit of never saving is left out. The share may be flat in other
-    # places. So a grid finds the region of the maximum, and a golden-section search finds the maximum in this region.
+    # For finite intervals, the share has at most one maximum; no saves at all are compared below. The share may be
+    # flat in other places. So a grid finds the region of the maximum, and a golden-section search finds the maximum
+    # in this region.
     top = max(range(_GRID + 1), key=lambda number: value(steps[number]))
     best = _golden_section(value, steps[max(0, top - 1)], steps[min(_GRID, top + 1)])
     never = productive_share(math.inf, times, interruptions)

@@ -1,8 +1,9 @@
 """The cost of a save and its commit by the number of ranks: bytes, requests, marks and the vote.
 
-docs/adr/0008 describes the protocol. Each node uploads the files of its ranks to one object store, writes a mark with
-the manifest of the whole checkpoint, and lists the marks; the last node commits. So the numbers of requests and files
-grow with the number of ranks. The bytes of all marks grow with the square of this number.
+docs/adr/0008 describes the protocol. Each node uploads the files of its ranks to one object store, writes a mark
+when it begins and a mark with the manifest of the whole checkpoint, and lists the marks; the last node commits. So
+the numbers of requests and files grow with the number of ranks. The bytes of all marks grow with the square of this
+number.
 """
 
 import math
@@ -17,8 +18,8 @@ _LISTED = 1000
 """The number of keys in one answer of S3 to a list request."""
 _VOTE_S = 201e-6
 _HOP_S = 227e-6
-"""The seconds that the vote of two ranks adds to a step, and the seconds that a bare all-reduce of two ranks takes
-(docs/benchmarks.md, Vote, 2026-11-21)."""
+"""The seconds that the vote of two ranks adds to a step, and the shortest time in seconds that a bare all-reduce of
+two ranks took (docs/benchmarks.md, Vote, 2026-11-21)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class CommitCost:
         vote_s: the seconds that the vote adds to each step.
         transfer_s: the time until the bytes are in the store, in seconds.
         num_requests: the number of requests of the save.
-        file_requests: how many of these requests any program would need for the same files.
+        file_requests: the requests that upload the files themselves. Any other program would need them, too.
         requests_s: how long the store takes to answer all requests, at its limit.
         files_s: the time until the files are in the store, limited by their bytes or by their requests.
         manifest_bytes: the size of the manifest.

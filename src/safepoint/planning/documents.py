@@ -1,8 +1,8 @@
-"""The storage figures that Red Hat publishes, as inputs: tables 6.1 and 6.2, and the sums of section 6.5.3.
+"""The storage figures that Red Hat publishes: tables 6.1 and 6.2, and the sums of section 6.5.3.
 
 Source: "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat OpenShift AI 3.4,
-chapter 6.5. The figures are in the documents' GB. docs/planning.md says where Safepoint's own figures differ, and
-why.
+chapter 6.5. The figures are in GB as the documents print them; the documents do not say whether a GB is 10^9 or 2^30
+bytes. docs/planning.md says where Safepoint's own figures differ, and why.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,8 @@ from typing import NamedTuple
 from safepoint.estimates.sizes import Strategy
 
 UPLOAD_BYTES_PER_S = 68e6
-"""Section 6.5: "479 MB/s download and 68 MB/s upload", measured for FSDP, the fastest of the three."""
+"""Section 6.5: "479 MB/s download and 68 MB/s upload", measured for FSDP, the fastest of the three strategies in
+the documents (DDP, FSDP, DeepSpeed)."""
 DOWNLOAD_BYTES_PER_S = 479e6
 
 
@@ -22,7 +23,7 @@ class Breakdown(NamedTuple):
         strategy: the strategy.
         base_cache: the model's download.
         checkpoint_download: the download of a checkpoint at a resume.
-        kept: N, the save_total_limit of the sum.
+        kept: the number of kept checkpoints (save_total_limit) in the sum; N in the formula.
         checkpoint: the size of one checkpoint in the sum.
         local_checkpoints: the local checkpoints in the table.
         consolidation_peak: the additional space while a checkpoint is saved.
@@ -63,7 +64,7 @@ class Breakdown(NamedTuple):
 
     @property
     def multiplier(self) -> float:
-        """Section 6.5.4: the consolidation peak, in checkpoints."""
+        """Section 6.5.4: the consolidation peak, as a multiple of the size of a checkpoint."""
         return self.consolidation_peak / self.checkpoint
 
 
@@ -119,7 +120,7 @@ TABLE_6_2 = (DDP_8B, FSDP_7B, ZERO3_70B_LORA)
 
 
 def documented_multiplier(strategy: Strategy, *, has_adapter: bool) -> float:
-    """The consolidation peak of the documents, in checkpoints.
+    """The consolidation peak in the documents, as a multiple of the size of a checkpoint.
 
     The documents have 42.5 for ZeRO-3 with LoRA, and 2 for DDP and FSDP. For other strategies they have no figure; 2
     is used.

@@ -62,7 +62,7 @@ class ModelShape:
         tokenizer_bytes: the size of the tokenizer's files in the folder of the model.
         stored_bytes: the size of the files with weights. None if there are no files; then the tensors give the size.
         is_quantized: whether the weights are loaded in fewer bits than `dtype` has, as `config.json` states.
-        doubt: why such a model is unusual, for people; empty if it is usual.
+        doubt: a sentence for people that says why the shape of this model is unusual; empty if the shape is usual.
     """
 
     name: str
@@ -84,7 +84,7 @@ class ModelShape:
 
 
 def dtype_of(text: str, option: str = "--dtype") -> str:
-    """Torch's name of the type of weights that a user has written as `bf16`, `bfloat16` or `torch.bfloat16`.
+    """Torch's name of a type of weights. A user may write the type as `bf16`, `bfloat16` or `torch.bfloat16`.
 
     Raises:
         UsageError: the text is not the type of a weight.
@@ -225,7 +225,8 @@ def _of_folder(folder: Path) -> ModelShape:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that `from_pretrained` reads: one file, the files of an index, or files named as a model.
+    """The safetensors files that `from_pretrained` reads: one file, the files that an index lists, or the files whose
+    names begin with `model`.
 
     Raises:
         UsageError: some of these files are missing. A plan without them would be for a smaller model.
@@ -273,7 +274,7 @@ def _check_size(where: str, tensors: Sequence[Tensor]) -> None:
     if num_tensors > _MOST_TENSORS or num_elements > _MOST_PARAMETERS:
         what = "tensors" if num_tensors > _MOST_TENSORS else "parameters"
         raise UsageError(
-            f"{where} describes a model of too many {what}; nothing was computed",
+            f"{where}: the model or adapter would have too many {what}; nothing was computed",
             hint=f"a plan may have {_MOST_TENSORS:,} tensors and {_MOST_PARAMETERS:.0e} parameters at most",
         )
 
@@ -304,7 +305,7 @@ _LAYERS = (
     (70e9, 80),
     (405e9, 126),
 )
-"""(parameters, layers) of published models: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 2.5 14B and 32B."""
+"""(parameters, layers) of published models: GPT-2, Qwen 2.5 0.5B, Llama 3.x, Qwen 3 14B and 32B."""
 _VOCABULARY = 128_256
 _LEAST_WIDTH = 8
 _USUAL_RATIOS = (1, 16)
@@ -324,8 +325,8 @@ def of_count(
         vocabulary: the number of rows of the embedding; None for 128,256, or fewer if the model is small.
 
     Raises:
-        UsageError: no such model has so few parameters, or the numbers contradict each other: the number of layers
-            would exceed their width, or the feed-forward part would have a width that no model has.
+        UsageError: no such model has so few or so many parameters, or the numbers contradict each other: the number
+            of layers would exceed their width, or the feed-forward part would have a width that no model has.
     """
     if not 10_000 <= num_parameters <= _MOST_PARAMETERS:
         raise UsageError(
@@ -333,8 +334,8 @@ def of_count(
             hint="write a number such as 8B, 350M or 70e9, from 10k to 1000T",
         )
     depth = layers or min(_LAYERS, key=lambda pair: abs(pair[0] - num_parameters))[1]
-    # A layer of width h has about 12.5 h² parameters, if queries share keys and values and the feed-forward part has
-    # 3.5 times the width, as in Llama 3.
+    # A layer of width h has 12.5 h² parameters if it has a quarter as many keys and values as queries, and if the
+    # feed-forward part is 3.33 times as wide as the layer. In Llama 3 8B, this part is 3.5 times as wide.
     width = hidden or max(8, _rounded(math.sqrt(num_parameters / (12.5 * depth))))
     rows = vocabulary or max(16, min(_VOCABULARY, num_parameters // (8 * width)))
     shared = max(1, width // 4)
@@ -434,7 +435,8 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
         targets: the names of modules, or `all-linear`; empty for PEFT's default of the family.
 
     Raises:
-        UsageError: PEFT has no default for the family, or the model has no such module.
+        UsageError: PEFT has no default for the family, the model has no such module, or the adapter would have too
+            many parameters.
     """
     default = FAMILIES[model.family].lora if model.family in FAMILIES else ()
     wanted = tuple(targets) or default
@@ -473,7 +475,8 @@ def adapter_of(model: ModelShape, *, rank: int, targets: Sequence[str]) -> tuple
 
 
 def linear_parameters(model: ModelShape) -> int:
-    """The number of parameters in linear layers without embeddings and output layers: QLoRA quantizes these."""
+    """The number of parameters that QLoRA quantizes: all linear layers but the output layer. Embeddings do not
+    count."""
     return sum(math.prod(one.sizes) for one in _matrices(model.tensors) if _is_target(one.name, ("all-linear",)))
 
 

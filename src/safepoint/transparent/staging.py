@@ -83,7 +83,8 @@ def _huge_pages() -> Generator[Path | None]:
     try:
         yield folder
     finally:
-        # CRIU, which is the first process of restored processes in a namespace of their own, still has it open.
+        # If the processes were restored in a PID namespace of their own, CRIU remains as the first process of this
+        # namespace, and keeps the file system open. So closing the descriptor alone would not free the memory.
         try:
             for name in os.listdir(descriptor):
                 delete_tree(folder / name)

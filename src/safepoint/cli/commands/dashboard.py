@@ -30,7 +30,8 @@ def dashboard(
         typer.Option(
             metavar="PORT",
             help="The port; 0 for any free one. If you choose a port, first close all pages of an earlier dashboard "
-            "at this port: another user of the machine may have answered these pages since that dashboard ended.",
+            "at this port: since that dashboard ended, these pages may have been connected to a program of another "
+            "user of the machine.",
             min=0,
             max=65535,
         ),

@@ -58,7 +58,8 @@ def submit(
             metavar="N|auto|cpu|gpu",
             envvar="SAFEPOINT_NPROC_PER_NODE",
             help="Number of ranks (training processes) on each node. cpu: one per core. gpu: one per GPU. auto: one "
-            "per accelerator, or one per core on a machine without accelerators; with --on, the runtime decides.",
+            "per accelerator, or one per core on a machine without accelerators. With --on, auto leaves the number "
+            "to the runtime.",
         ),
     ] = "1",
     nnodes: Annotated[

@@ -3,9 +3,9 @@
 If there were no limits, one session or program could use up all connections of the server.
 
 A connection belongs to the session of its last request. A connection without a session ends after ten seconds. At
-most 64 connections of each session are open at a time, and at most 64 connections without a session. If a further
-connection is opened, the user who has the most of these connections loses the oldest. With TLS, a handshake also ends
-after ten seconds, and at most 128 handshakes run at a time.
+most 64 connections of each session are open at a time, and at most 64 connections without a session. If a 65th
+connection of one of these groups is opened, the oldest connection of one user in the group ends: the user who has the
+most connections in it. With TLS, a handshake also ends after ten seconds, and at most 128 handshakes run at a time.
 
 For a connection from this machine, `scope["state"]["user"]` of its requests names the user of the machine who has
 opened it. All connections from other machines count as connections of one user.
@@ -116,7 +116,8 @@ def _surplus(connections: Iterable[BoundedConnection]) -> list[BoundedConnection
 
 
 def _user_of(transport: asyncio.Transport) -> str:
-    """The user who has opened a connection from this machine; empty for a connection from another machine."""
+    """The user who has opened a connection from this machine, or `unknown`; empty for a connection from another
+    machine."""
     connected: Any = transport.get_extra_info("socket")
     owner = user_at_other_end(connected)
     if owner is not None:

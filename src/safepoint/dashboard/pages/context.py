@@ -71,8 +71,8 @@ def actor_of(request: Request) -> str:
 async def in_thread(request: Request, task: Callable[[], _T]) -> _T:
     """Run a task on a thread, because it reads files or waits for a server. Other requests are answered meanwhile.
 
-    A task may hang, for example in a folder whose server does not answer. It keeps its turn until it ends, so that
-    the tasks of one session do not take all threads; see `Turns`.
+    A task may hang, for example in a folder whose server does not answer. Until it ends, it counts towards the
+    limit of its session, so that the tasks of one session do not take all threads; see `Turns`.
 
     Raises:
         StorageError: a file cannot be read.
@@ -90,7 +90,7 @@ async def in_thread(request: Request, task: Callable[[], _T]) -> _T:
     if not reading.done():
         raise WaitTimeoutError(
             f"this page was not read within {_READ_WITHIN_S:g} s; a folder may be large, or a server may not answer",
-            hint="load the page again later, or use the command for the same",
+            hint="load the page again later, or use the `safepoint` command that prints the same facts",
         )
     try:
         return reading.result()

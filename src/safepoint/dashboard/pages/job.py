@@ -37,7 +37,7 @@ _SEARCH_BYTES = 64 << 20
 _SEARCH_S = 15.0
 """A search ends after this time, even if it has not read everything."""
 _MOST_LETTERS = 256 << 10
-"""How many characters all lines of a page have together."""
+"""The limit of characters in all lines of a page together."""
 
 
 def place_and_name(request: Request) -> tuple[PlaceReader, str]:
@@ -147,7 +147,8 @@ def _tail(
     """The last lines that contain the query, and whether there may be more lines. Upper and lower case are equal."""
     wanted = query.lower()
     until_s = clock.monotonic_s() + _SEARCH_S
-    # Use a connection of its own: an output may be long, and the thread of the place must not wait for it.
+    # Open a separate connection: an output may be long, and the thread that makes all other requests to this place
+    # must not wait until the output is read.
     with reader.open_jobs("dashboard") as jobs:
         found = jobs.logs(name, rank=rank, node=node, last_bytes=_SEARCH_BYTES if query else _TAIL_BYTES)
         kept, num_letters, is_cut = collections.deque[LogLine](), 0, False

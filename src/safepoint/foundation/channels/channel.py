@@ -65,8 +65,8 @@ class Channel:
             The bytes, and the descriptors that came with them, which the caller closes.
 
         Raises:
-            ChannelError: the other side sends no further frame, or does not send it in time. No descriptor is left
-                open.
+            ChannelError: the other side sends no further frame, does not send it in time, or announces a frame that
+                is too long. No descriptor is left open.
         """
         end_s = None if limit_s is None else clock.monotonic_s() + limit_s
         descriptors: list[int] = []
@@ -74,7 +74,9 @@ class Channel:
             header = self._read(_HEADER.size, end_s, descriptors)
             length, _ = _HEADER.unpack(header)
             if length > MAX_FRAME_BYTES:
-                raise ChannelError(f"it announced a message of {length} bytes")  # noqa: TRY301  closes the descriptors
+                raise ChannelError(  # noqa: TRY301  closes the descriptors
+                    f"it announced a frame of {length} bytes, more than {MAX_FRAME_BYTES}"
+                )
             return self._read(length, end_s, descriptors), descriptors
         except BaseException as error:
             close_all(descriptors)

@@ -89,8 +89,8 @@ def mounted_by_others() -> set[Path]:
 def is_mounted_by_other(path: str | os.PathLike[str]) -> bool:
     """Whether another user, but not root, has mounted a FUSE file system at `path`.
 
-    Call this before other functions for the path: the file system may state this user as the owner of its files, and
-    may never answer. This function does not read it.
+    Call this function before any other function that uses the path. The file system of another user may state that
+    its files belong to the user of this process, and may never answer. This function does not read it.
     """
     absolute = Path(path).absolute()
     return Path(os.path.realpath(absolute.parent), absolute.name) in mounted_by_others()

@@ -87,7 +87,7 @@ class Runtime:
             raise UsageError(
                 f"runtime {name_of(self.document)} has no replicated job that trains: none is named `node` or has "
                 f"the label `{_STEP}=trainer`",
-                hint="`kubectl get clustertrainingruntimes` lists the runtimes",
+                hint="`kubectl get clustertrainingruntimes,trainingruntimes` lists the runtimes",
             )
         return trains[0]
 

@@ -69,9 +69,11 @@ class JobSpec:
         packages: requirements to install for this job before the program runs.
         package_indexes: the package indexes to use; the first index replaces the default.
         inputs: the data set and the model to fetch before the program runs.
-        resume_mark: set if a person has resumed the job from a chosen checkpoint: the name of the mark that the start
-            from this checkpoint leaves in the output folder, see `RunSettings.first_start`. None for other jobs.
-        origins: where the options of `submit` were set, by their names: `--grace`, a variable, or a file and a line.
+        resume_mark: the name of a mark, if a person has resumed the job from a chosen checkpoint. The first start
+            from this checkpoint leaves the mark in the output location; see `RunSettings.first_start`. None for other
+            jobs.
+        origins: for each option of `submit`, by its name, where it was set: on the command line, in a variable, or in
+            a line of a file.
     """
 
     name: str

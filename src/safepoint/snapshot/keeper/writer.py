@@ -65,7 +65,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
 def _save(state: KeeperState, group: RankGroup, snapshot: Snapshot, facts: CheckpointFacts) -> Outcome:
     """Write a snapshot and commit it as a checkpoint.
 
-    Report `Saved` or `SaveFailed`, unless the snapshot was given up.
+    Report `SaveFailed`, or on node 0 `Saved`. If the snapshot was given up, report nothing.
     """
     began_s = clock.monotonic_s()
     step, trigger = snapshot.step, snapshot.trigger

@@ -168,7 +168,8 @@ class S3Requests:
     ) -> Iterator[ElementTree.Element]:
         """The elements called `name` on all pages of a listing.
 
-        `markers`: query parameter that requests the next page → the element of the current page that has its value.
+        `markers` has the query parameters that request the next page. Each is mapped to the name of an element on the
+        current page, whose text is the value of the parameter.
         """
         what = self._what("GET", key)
         marker: dict[str, str] = {}

@@ -4,7 +4,7 @@
 |---|---|---|
 | all | FSDP1 with SHARDED_STATE_DICT: a new optimizer has no state, so none is loaded | `complete_fsdp` |
 | below 1.13 | FSDP2 with SHARDED_STATE_DICT: the same | `complete_fsdp` |
-| below 1.15 | FSDP2 with FULL_STATE_DICT: of adapters, each rank saves and loads only its shards | `complete_fsdp` |
+| below 1.15 | FSDP2 with FULL_STATE_DICT: a rank saves and loads only its shards of an adapter | `complete_fsdp` |
 """
 
 import dataclasses

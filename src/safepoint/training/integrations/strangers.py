@@ -4,7 +4,7 @@ gloo does not authenticate peers. Each user of a machine can connect to the port
 rank, and act as this other rank: read the data for it, and send objects, which PyTorch unpickles. The kernel reports
 which user has opened a socket of this machine. So when a group has formed, this module examines all connections that
 gloo has accepted, and shuts down the connections of other users. If a group uses such a connection, the group fails
-at its first exchange, and the job restarts.
+at its first exchange, and the ranks restart.
 
 This module does not check three kinds of connections: connections from other machines, connections of NCCL, and
 connections of groups that connect only at their first use (TORCH_GLOO_LAZY_INIT).

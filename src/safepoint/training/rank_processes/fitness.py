@@ -68,7 +68,7 @@ class Fitness:
 
         Args:
             package: the package that was imported last. An error names it as the cause.
-            received: descriptors that the launcher has sent, and that may be open, too.
+            received: descriptors that the launcher has sent. They are allowed to be open.
 
         Raises:
             UnfitError: the process must not be copied.

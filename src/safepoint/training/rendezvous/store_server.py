@@ -12,6 +12,7 @@ import errno
 import logging
 import socket
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -60,6 +61,9 @@ class StoreServer:
         self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
         """References to the tasks of connections, because the event loop itself keeps none."""
+        self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
+        """All connections. A connection stays open after its task has ended, until the client has read all
+        answers."""
         self.requested_port = port
         """The port that was given; 0 for any free port."""
         self._listening = listening
@@ -138,7 +142,9 @@ class StoreServer:
             for connection in connections:
                 connection.cancel()
             await asyncio.gather(*connections, return_exceptions=True)
-            await asyncio.sleep(0)  # the sockets are closed in the next iteration of the event loop
+        for transport in list(self._transports):
+            transport.abort()
+        await asyncio.sleep(0)  # the sockets are closed in the next iteration of the event loop
 
     def _wait(self, work: Awaitable[_T]) -> _T:
         async def run() -> _T:
@@ -159,6 +165,7 @@ class StoreServer:
                 pass  # the client has closed the connection
 
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._transports.add(writer.transport)
             task = asyncio.create_task(talk(reader, writer))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
@@ -178,6 +185,7 @@ class StoreServer:
             return
         key, host, port = self._upstream
         others_reader, others_writer = await _connect(key, host, port)
+        self._transports.add(others_writer.transport)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_copy(reader, others_writer))

@@ -208,7 +208,7 @@ class ImageLocation:
         key = self.key if self.key is not None and self.key.id == facts.key_id else None
         if facts.is_encrypted and key is None:
             raise ImageError(
-                f"{self.where(manifest.name)} is encrypted with another key ({facts.key_id}); it was not used",
+                f"{self.where(manifest.name)} is encrypted with another key ({facts.key_id}); the image was not used",
                 hint="name its key with --key",
             )
         return ImageProtection(salt=bytes.fromhex(facts.salt), is_encrypted=facts.is_encrypted, key=key)

@@ -1,4 +1,4 @@
-"""The numbers of a page file, and the header of its table (docs/process-images.md)."""
+"""The sizes, limits and entries of a page file, and the header of its table (docs/process-images.md)."""
 
 import struct
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ MOST_FILES = 1 << 16
 MOST_PARTS = 1 << 12
 
 ZERO, THIS_IMAGE, FIRST_SOURCE = 0, 1, 2
-"""The values of `image` in a run: zero pages, pages of this image, and pages of `sources[value - FIRST_SOURCE]`."""
 MOST_SOURCES = 7
 
 RUN = np.dtype([("num_pages", "<u4"), ("image", "<u4"), ("part", "<u4"), ("file", "<u4"), ("first", "<u8")])
+"""A sequence of pages that are stored one after another. `image` says where: `ZERO` if all are zero and stored
+nowhere, `THIS_IMAGE`, or `FIRST_SOURCE` + k for the older image that the manifest lists at `sources[k]`."""
 REGION = np.dtype([("size_bytes", "<u4"), ("digest", "V16")])
 DIGEST = np.dtype([("low", "<u8"), ("high", "<u8")])
 """The digest of one page. Digests are only compared for equality. The halves are numbers, so that numpy can compare
@@ -39,9 +40,9 @@ class TableHeader:
     Args:
         file: the N of CRIU's `pages-N.img`.
         seed: the seed of the digests of pages.
-        num_pages: pages of the raw stream.
+        num_pages: all pages of the raw stream, which is the content of `pages-N.img`.
         num_stored: pages that are stored in the regions of this page file.
-        num_runs: entries of the run table.
+        num_runs: how many entries of the type `RUN` the table has.
         regions_bytes: the size of the file of regions.
         stream_digest: XXH3-128 of the raw stream, 16 bytes.
     """

@@ -52,7 +52,7 @@ def bear(template: TemplateProcess) -> tuple[int, ...] | None:
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("link.sendall(b'\\xff' * 4096); time.sleep(600)", "it announced a message of 4294967295 bytes"),
+        ("link.sendall(b'\\xff' * 4096); time.sleep(600)", "it announced a frame of 4294967295 bytes"),
         (
             "link.sendall(struct.pack('<II', 5, 0) + b'hello'); time.sleep(600)",
             "it sent something that is not a message",

@@ -73,7 +73,8 @@ def freeze(
     read the image. The image is authenticated with your own key, or with the key in --key, so that `safepoint thaw`
     detects every change. An image can use pages of older images in the same location instead of storing them again.
     `safepoint images show` names the images that an image needs: keep them. If the freeze fails, the processes
-    continue to run, and there is no image. If the job is changed or ends while it is frozen, the image stays.
+    continue to run, and there is no image. If another command changes the job during the freeze, or if the job ends,
+    the image is kept.
 
     A job of a cluster can be frozen if it was submitted with --freeze-as-last-resort. Its pod makes the image in the
     output location, and `safepoint resume` continues the job from this image in another pod.
@@ -231,8 +232,9 @@ def thaw(
     --trust, it also restores other images: use --trust only for images of people whom you trust. If a process number
     in the image is in use on this machine, the processes are restored in a new PID namespace.
 
-    The next pod of a job of a cluster restores its newest image, which has the key of the job. So for such a job, the
-    command does what `safepoint resume` does, after a check that an image is known, and that no checkpoint is newer.
+    For a job of a cluster, the command first checks that the job has an image, and that no checkpoint is newer than
+    the image. Then it does what `safepoint resume` does: a new pod restores the newest image, which was made with the
+    key of the job.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
     other jobs use its CPUs or GPUs, or a checkpoint of a job of a cluster is newer than its image; 14 the image is

@@ -145,7 +145,9 @@ def cost(
         _print_history(name, history, price, interval_s or 3600.0, as_json=as_json)
         return
     if on is not None or namespace is not None:
-        raise UsageError("--on and --namespace name the place of a job, but --for names no job", hint="add --for JOB")
+        raise UsageError(
+            "--on and --namespace say where the job of --for is, but --for is not given", hint="add --for JOB"
+        )
     check_shares(announced, ranks_only)
     if not announced:
         refuse_ignored(

@@ -32,7 +32,7 @@ _CONSEQUENCES = {
     "--stall": _STALL,
     "--blocking": _STALL,
     "--durable": _SAVE,
-    "--notice-save": "most saves on SIGTERM take longer than the training that follows them",
+    "--notice-save": "most saves on SIGTERM take longer than the job then trains before the next interruption",
     "--copied": "most interruptions come before the snapshot is complete",
     "--snapshot-every": "most interruptions come before the first snapshot",
     "--snapshot-stall": "most interruptions come before the training continues after a snapshot",
@@ -103,7 +103,7 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
     if every_s is not None and math.isfinite(best_s) and every_s >= best_s:
         found.append(
             f"--snapshot-every ({time_text(every_s)}) is not shorter than the best interval ({time_text(best_s)}): "
-            "the saves protect the same work without these snapshots"
+            "these snapshots protect no more work than the saves do"
         )
     return [*found, *_low(at_best, "even with the best interval")]
 
@@ -207,8 +207,8 @@ def simulation_warnings(
     ):
         if seconds >= duration_s and any(hazards.values()):
             found.append(
-                f"{option} ({time_text(seconds)}) is not shorter than --days ({time_text(duration_s)}): after such "
-                "an interruption the job does not train again"
+                f"{option} ({time_text(seconds)}) is not shorter than --days ({time_text(duration_s)}): after an "
+                "interruption with this delay, the job does not train again"
             )
     values = {
         "--step": platform.step_s,

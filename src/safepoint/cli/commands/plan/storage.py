@@ -70,7 +70,9 @@ def storage(
     vocabulary: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="With --params: the number of tokens in the vocabulary.", show_default="128256"
+            metavar="N",
+            help="With --params: the number of tokens in the vocabulary.",
+            show_default="128256, or fewer if the model is small",
         ),
     ] = None,
     dtype: Annotated[
@@ -85,8 +87,9 @@ def storage(
         bool | None,
         typer.Option(
             "--mixed-precision/--no-mixed-precision",
-            help="Whether TrainingArguments have bf16=True or fp16=True. With FSDP and ZeRO, trained weights and "
-            "optimizer states are then kept in 32 bits.",
+            help="Whether TrainingArguments have bf16=True or fp16=True. With FSDP, trained weights and optimizer "
+            "states are then kept in 32 bits. With ZeRO, the weights are then in 16 bits, and the optimizer keeps a "
+            "copy of them in 32 bits.",
             show_default="no",
         ),
     ] = None,

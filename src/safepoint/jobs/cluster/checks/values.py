@@ -96,8 +96,9 @@ def check_values(spec: ClusterSpec) -> None:
     for name in spec.files:
         if not _FILE.fullmatch(name) or name in {pod_archive.NAME, storage_record.FILE}:
             raise UsageError(
-                f"the script cannot be sent under its name {name!r}; {_NOTHING}",
-                hint="rename it: use letters, digits, dots, dashes and underscores",
+                f"the file {name!r} cannot be sent under its name; {_NOTHING}",
+                hint="rename it, with letters, digits, dots, dashes and underscores; Safepoint itself uses the names "
+                f"{pod_archive.NAME} and {storage_record.FILE}",
             )
 
 

@@ -90,7 +90,7 @@ def _progress(
 
 def _space(values: Mapping[str, float | None]) -> tuple[SpaceRecord, ...]:
     """The records of up to two folders: a folder that is nearly full, and the output folder. A folder is left out if
-    the pods have not posted its free space."""
+    the pods have not posted its figures."""
     found: list[SpaceRecord] = []
     saves_left, remaining_s = count_of(values.get(SPACE_SAVES)), values.get(SPACE_SECONDS)
     if saves_left is not None or remaining_s is not None:

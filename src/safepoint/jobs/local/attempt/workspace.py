@@ -97,8 +97,8 @@ def _link(target: str) -> Path:
 
 
 def _way_to_link(target: str) -> str | None:
-    """The link through which `target` leads to the link that `point` sets: `target` or its folder. None if neither of
-    the two leads there."""
+    """The path by which `target` leads to the link that `point` sets: `target` itself, or its folder. None if neither
+    of the two leads there."""
     link, folder = _link(target), os.path.dirname(target)
     if os.path.realpath(folder) == os.path.realpath(link.parent):
         return folder
@@ -129,8 +129,8 @@ def _check_way(target: str) -> None:
 
 
 def _check_folder(path: str) -> None:
-    """Raise UsageError if other users can replace the link at `path`. In a container, all processes trust each
-    other."""
+    """Raise UsageError if other users can replace the link at `path`. In a container, check nothing, because all
+    processes there trust each other."""
     folder = os.path.dirname(path)
     if is_seeing_all() and may_be_replaced(Path(folder)):
         raise UsageError(

@@ -70,7 +70,7 @@ class TrainerRun(TrainerCallback):
         trainer: a `transformers.Trainer`, about to train.
 
     Raises:
-        UsageError: because of a setting in the script, the run could not be resumed.
+        UsageError: with a setting in the script, Safepoint could not resume this run after an interruption.
         PeerError: the ranks cannot connect to each other.
     """
 
@@ -413,8 +413,8 @@ class TrainerRun(TrainerCallback):
         self._boundary.save_last_step()
         self._callbacks.notify()
         self._agree_on_best()
-        # With `save_total_limit=1`, the Trainer itself would delete all checkpoints but the one that its state names
-        # as the best one, such as the newest one, those of other runs, and those that are being uploaded.
+        # With `save_total_limit=1`, the Trainer itself would keep only the checkpoint that its state names as the
+        # best. It would delete the newest one, those of other runs, and those that are being uploaded.
         with temporarily(self._trainer.args, save_total_limit=None):
             result = original(trial, num_train_samples, start_time - self._resume.elapsed_s, *rest)
         self._report_progress()

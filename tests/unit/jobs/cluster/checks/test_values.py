@@ -64,7 +64,7 @@ def test_grace_periods_that_no_pod_has(grace_s: int) -> None:
 
 @pytest.mark.parametrize("name", ["my train.py", "safepoint.pyz", "é.py", "a/b.py", "a" * 254])
 def test_scripts_that_a_config_map_cannot_hold(name: str) -> None:
-    with pytest.raises(UsageError, match="the script cannot be sent"):
+    with pytest.raises(UsageError, match="cannot be sent under its name"):
         check_values(spec(files={name: b""}))
 
 
