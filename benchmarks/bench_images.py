@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from figures import print_load, print_machine, row, verdict
+from figures import print_load, print_machine, row, touch_memory, verdict
 
 from safepoint.foundation.processes import tree_of
 from safepoint.transparent.criu.program import VARIABLE, Criu, find_criu
@@ -167,12 +167,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--encrypt", action="store_true", help="encrypt the images; otherwise they are authenticated")
+    parser.add_argument("--touch-memory", action="store_true", help="first write to all free memory once")
     options = parser.parse_args()
     criu = find_criu(str(_CACHE) if _CACHE.exists() else None)
     os.environ[VARIABLE] = criu.path
     # Restored processes become children of this one, so that it can wait for their end.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     print_machine(f"process images, CRIU {criu.version}, {'encrypted' if options.encrypt else 'authenticated'}")
+    if options.touch_memory:
+        touch_memory()
     for shape in options.shapes:
         print("\n".join(measure(criu, shape, options)), flush=True)
     print_load("after")

@@ -1,8 +1,10 @@
 """What all benchmarks print: the machine, its load, medians, minima and ratios."""
 
+import mmap
 import os
 import platform
 import statistics
+import time
 from collections.abc import Sequence
 
 import torch
@@ -41,3 +43,20 @@ def verdict(label: str, *, value: float, goal: float, at_most: bool, unit: str) 
     met = value <= goal if at_most else value >= goal
     sign = "≤" if at_most else "≥"
     return f"   {label:<46} {value:.3f} {unit} (goal {sign} {goal:g} {unit}): {'met' if met else 'MISSED'}"
+
+
+def touch_memory(spare_bytes: int = 2 << 30) -> None:
+    """Write to all available memory but `spare_bytes` once, and print how long each GB took.
+
+    The host of a virtual machine may provide memory only at its first use, which can take several seconds for each
+    GB. Otherwise, these seconds are part of the figures of any program that gets such memory.
+    """
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    taken_s: list[float] = []
+    block = bytes([1]) * (1 << 30)
+    with mmap.mmap(-1, max(1 << 30, available - spare_bytes)) as memory:
+        for offset in range(0, len(memory) - len(block) + 1, len(block)):
+            began_s = time.monotonic()
+            memory[offset : offset + len(block)] = block
+            taken_s.append(time.monotonic() - began_s)
+    print(row("first use of memory, each GB", taken_s, unit="s"))
