@@ -29,7 +29,8 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]*[A-Za-z0-9])?")
 _NAMES_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _NAME_ONLY = _NAMES_ONLY.replace("MetadataList", "Metadata")
 _WITHOUT_CONTENT = {"configmaps": {"accept": _NAME_ONLY}, "secrets": {"accept": _NAME_ONLY}}
-"""For kinds whose content is large or secret: headers that limit the reply to a change to the metadata."""
+"""For kinds whose content is large or secret: the headers of a request that creates or changes an object. With these
+headers, the reply has only the metadata of the object."""
 _GROUPS = {
     "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
     "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
@@ -150,7 +151,10 @@ class ClusterApi:
     def objects_at(
         self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True
     ) -> tuple[list[Object], str]:
-        """The objects as `objects` returns them, and the version of the list, from which a watch can continue."""
+        """The objects as `objects` returns them, and the version of the list, from which a watch can continue.
+
+        The version is empty if the cluster does not have this kind.
+        """
         headers = {} if has_content else {"accept": _NAMES_ONLY}
         found: list[Object] = []
         budget = Budget(_MOST_OBJECT_BYTES, f"the {kind} of {self.connection.name}")

@@ -112,7 +112,8 @@ def connect_to(
 
 
 def _token_in(files: list[Path], context: str, before: SingleConfig | None) -> str | None:
-    """The token that a context of the kubeconfig has now: a person may have logged in again.
+    """The token that a context of the kubeconfig has now, because a person may have logged in again. None if the
+    context has no user, or if the user has no token.
 
     Raises:
         ConfigError: the context now names another server than `before`, so the token is for that other server.

@@ -187,7 +187,7 @@ def _rights(api: ClusterApi, needed: Sequence[tuple[str, str, Sequence[str], str
             check="rights",
             status=Status.WARNING if without else Status.FAILURE,
             found=f"you are not allowed to {', '.join(missing)} {resource}",
-            why=without or "jobs do not work without it",
+            why=without or "jobs do not work without this right",
             fix=f"ask for a {role} with apiGroups [{group}], resources [{resource}], verbs [{', '.join(missing)}]",
         )
     if has_all:

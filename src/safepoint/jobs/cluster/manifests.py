@@ -69,7 +69,7 @@ REGION_VARIABLES = ("AWS_DEFAULT_REGION", "AWS_S3_BUCKET")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The runtime of a job, and the parts of it that the job's objects depend on.
+    """The runtime of a job, and the fields of the runtime that the job's objects depend on.
 
     Args:
         document: the TrainingRuntime or ClusterTrainingRuntime.
@@ -103,7 +103,7 @@ class Runtime:
 
     @property
     def container(self) -> Any:
-        """The container that trains, in these pods."""
+        """The container that trains, in each of the pods that train."""
         containers = items(self.pod, "containers")
         named = [container for container in containers if at(container, "name") == "node"]
         if not containers:
@@ -123,8 +123,7 @@ class Runtime:
         return _DEFAULT_BACKOFF_LIMIT if found is None else int(found)
 
     def pods_of(self, patches: Sequence[Any]) -> list[Any]:
-        """The parts of the pods' specification that these patches set. Patches that do not change the pods that train
-        are skipped."""
+        """The pod specifications in these patches. Patches that do not change the pods that train are skipped."""
         jobs = [
             job
             for patch in patches
@@ -185,7 +184,8 @@ def manifests_for(
 
     Raises:
         UsageError: the script and the code of the job are too large, the runtime cannot train or has no initializer
-            that the job needs, or a patch has a volume with one of Safepoint's names.
+            that the job needs, a patch has a volume with one of Safepoint's names, or the job has a size limit of
+            /dev/shm although the runtime or a patch mounts a volume there.
     """
     own_runtime = None
     if spec.grace_s not in {None, runtime.grace_s} and with_runtime:
@@ -295,7 +295,7 @@ def mounted_secret(trainjob: Object) -> str | None:
 
 
 def _own_pods(trainjob: Object) -> list[Any]:
-    """The parts of the specification of a TrainJob's pods that Safepoint's patch sets."""
+    """The pod specifications in the patch that Safepoint has put into a TrainJob."""
     return [
         at(job, "template", "spec", "template", "spec")
         for patch in items(trainjob, "spec", "runtimePatches")

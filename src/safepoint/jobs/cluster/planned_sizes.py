@@ -32,7 +32,7 @@ def parse_local_limit(option: str, text: str, settings: RunSettings) -> int | No
     """The size limit of the local folder for checkpoints, in bytes, as a user has written it; None for `none`.
 
     Only a job that saves to an object store has this folder. For another job, the option has no effect, and a warning
-    is logged. It is not an error, because the option may be a default of the place.
+    is logged. No error is raised, because the option may be a default of the place.
 
     Args:
         option: the name of the option, for messages.

@@ -71,7 +71,7 @@ _FOR_IMAGES = frozenset(
         "safepoint/transparent",
     }
 )
-"""Of these, the packages and modules with which a pod makes and restores process images."""
+"""The packages and modules of `_CONTROL_SIDE` with which a pod makes and restores process images."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _COMMENT = re.compile(rb"^[ \t]*#.*$", re.MULTILINE)
 _DOCSTRING = re.compile(rb'^([ \t]*)"""(?=\S)(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$', re.MULTILINE | re.DOTALL)
@@ -139,11 +139,11 @@ main()
 """
 
 
-# Every command that a pod runs contains this program and the digest. The program reads each file of the config map
-# once, compares the contents with the digest, and writes them into a private folder. All later processes of the
-# pod use only this folder. So a person who may only replace the config map cannot make the pods run other code. Some
-# arguments and variables name a file of the config map: the script, the zip of the code, the certificates. They are
-# changed to the path of the copy.
+# Every command that a pod runs contains this program, and the digest of the files in the config map. The program
+# reads each of these files once, compares the contents with the digest, and writes them into a private folder. All
+# later processes of the pod use only this folder. So a person who may only replace the config map cannot make the
+# pods run other code. Some arguments and variables name a file of the config map: the script, the zip of the code,
+# the certificates. They are changed to the path of the copy.
 #
 # The name of the folder does not begin with `safepoint-`, because a launcher removes folders with such names if they
 # contain a lock.
@@ -279,8 +279,8 @@ def _modules(
 
 
 def _without_comments(path: str, source: bytes) -> bytes:
-    """The source without comments and docstrings: two thirds of the size. Tracebacks still show the right line
-    numbers.
+    """The source without comments and docstrings. It has about two thirds of the size of the full source. Tracebacks
+    still show the right line numbers.
 
     Regular expressions are ten times as fast as a parser. A test parses all modules, and compares the results.
     """

@@ -42,7 +42,7 @@ def parse_shared_memory(option: str, text: str, resources: Mapping[str, str]) ->
             raise UsageError(
                 f"{option} {text} is more than the memory of the pod, {memory}, and files in {PATH} count towards "
                 "this memory; nothing was submitted",
-                hint="set less, or more --memory",
+                hint="set a smaller size, or more --memory",
             )
     return size_bytes
 

@@ -149,9 +149,10 @@ class ClusterSpec:
         check_shared(self.settings.output_dir, self.num_nodes)
 
     def to_record(self, planned: Sequence[str] = ()) -> str:
-        """This specification as JSON, without `files` and `code`. The TrainJob keeps it in the annotation `RECORD`.
+        """This specification as JSON, without the fields in `_NOT_RECORDED`, such as `files` and `code`.
 
-        Commands that show the job, or change its number of nodes, read it there.
+        The TrainJob keeps this JSON in the annotation `RECORD`. Commands that show the job, or change its number of
+        nodes, read the JSON there.
 
         Args:
             planned: the sentences about the plan of the job; see `planned_sizes`.

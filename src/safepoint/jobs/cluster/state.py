@@ -67,7 +67,8 @@ class Observed:
         trainjob: the TrainJob.
         pods: the pods of the JobSet.
         workload: Kueue's Workload, or None.
-        events: the events about these objects, the JobSet and its Jobs that explain why the job waits, oldest first.
+        events: the events that explain why the job waits, oldest first. They are about these objects, the JobSet and
+            its Jobs.
         target_nodes: the number of nodes of the TrainJob that is about to replace this TrainJob; None if there is no
             such TrainJob.
         saved_step: the step that a pod saved before the pod was deleted, as a watch has seen it; None if no watch has
@@ -111,7 +112,8 @@ class ClusterJob:
             has run. The starts of one TrainJob count as one attempt.
         was_saved: whether all pods saved when this command suspended the job; None if this is unknown.
         receipt: what its suspension has saved; None if the job is not suspended, or has no receipt.
-        image: the newest image that a command has requested since it was last resumed; None if there is none.
+        image: the newest process image that a command has requested since the job was last resumed; None if there is
+            none.
         planned: the sentences about the plan of its model, from the time of its submission; see `planned_sizes`.
         runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or a copy of that
             runtime with the grace period of the job.
@@ -285,7 +287,8 @@ def _admitted_at(seen: Observed) -> str | None:
 def _ended(
     current: AttemptRecord, job: Object, state: JobState, message: str, progress: Progress | None
 ) -> tuple[AttemptRecord, ...]:
-    """The attempt of a TrainJob that has no pods, with its end; empty if it has never trained, as far as is known."""
+    """The attempt of a TrainJob that has ended or has no pods, with the end of the attempt; empty if the TrainJob has
+    never trained, as far as is known."""
     end = condition(job, "Complete") or condition(job, "Failed")
     time = _time(at(end, "lastTransitionTime")) or (None if progress is None else _time(progress.time))
     if time is None:

@@ -1,8 +1,9 @@
 """The lease of a plan: while a command carries out a plan, other commands do not carry out steps of it.
 
 Without the lease, a command that only reads the jobs could stop the job while `scale` still waits for a save. The
-lease is an annotation of the TrainJob that keeps the plan. The command renews its lease regularly. So if the command
-is killed, another command can continue after `_LASTS_S`. All times are from the API server's clock.
+lease is an annotation of the TrainJob that keeps the plan. The command that carries out the plan renews the lease
+regularly. If that command is killed, the lease ends `_LASTS_S` seconds after it was last renewed, and then another
+command can continue. All times are from the API server's clock.
 """
 
 import contextlib
@@ -93,7 +94,7 @@ class PlanLease:
         return True
 
     def _write(self, document: Object) -> bool:
-        """Write the lease; returns False if another command has changed the plan meanwhile."""
+        """Write the lease; returns False if another command has changed or deleted the plan meanwhile."""
         metadata: Object = {"annotations": self.annotations}
         version = at(document, "metadata", "resourceVersion")
         if version is not None:

@@ -1,9 +1,9 @@
 """The plan to change a job's number of nodes. A TrainJob stores the plan. This module sends no requests.
 
-For the change, a new TrainJob, the *successor*, replaces the old TrainJob; see `successor`. The plan is a text in an
-annotation, and the name of the TrainJob has the digest of this text. A plan is carried out only if its digest is in
-the name. A person who may change TrainJobs, but may not create them, cannot change the name, and so cannot change a
-plan either.
+For the change, a new TrainJob, the *successor*, replaces the old TrainJob; see `successor`. A third TrainJob stores
+the plan: one of its annotations has the text of the plan, and its name has the digest of this text. A plan is carried
+out only if its digest is in the name. A person who may change TrainJobs, but may not create them, cannot change the
+name, and so cannot change a plan either.
 """
 
 import json
@@ -20,8 +20,8 @@ ENDED = f"{DOMAIN}/ended"
 gets these notes as annotations. Without this annotation, the old TrainJob may still run."""
 
 _NO_QUEUE = "no-queue.safepoint.dev"
-"""The name of a queue that does not exist. If the TrainJob named no queue, Kueue would put it into the queue
-`default` of the namespace, if there is such a queue, and would start it."""
+"""The name of a queue that does not exist. Each TrainJob that keeps a plan names this queue. Otherwise Kueue would
+put the TrainJob into the queue `default` of the namespace, if there is such a queue, and would start the TrainJob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,8 @@ def _read_notes(text: str | None) -> dict[str, str] | None:
 
 
 def _is_trainjob(planned: Any) -> bool:
-    """Whether `planned` has the types that the API server requires. The API server did not check the annotation."""
+    """Whether the fields of `planned` have the types that the API server requires. `planned` comes from an
+    annotation, and the API server does not check the content of annotations."""
     metadata = at(planned, "metadata")
     is_noted = all(_is_of_texts(at(metadata, key)) for key in ("labels", "annotations"))
     return bool(name_of(planned)) and isinstance(at(planned, "spec"), dict) and is_noted

@@ -152,8 +152,8 @@ def create(api: ClusterApi, kind: str, body: Object) -> Object:
                 f"there is a job {name_of(body)} already; another command has submitted it at the same time",
                 hint="choose another name, or delete that job first",
             ) from error
-        # A TrainJob has its mark, or a name with a digest. The name of a Job is random, so this command made it.
-        # Their contents cannot be compared, because the API server adds defaults.
+        # A TrainJob is recognized by its mark, or by the digest in its name. The name of a Job is random, so this
+        # command made the Job. The contents of both kinds cannot be compared, because the API server adds defaults.
         if kind not in {"trainjobs", "jobs"}:
             _check_content(body, found)
         return found

@@ -108,6 +108,7 @@ class Successions:
         Raises:
             UsageError: the plan would be larger than the annotations of a TrainJob can be.
             AccessDeniedError: you may not create what the successor needs.
+            ConflictError: another person changed the TrainJob that keeps the plan, right after it was created.
         """
         actor = this_user()
         planned = _successor(old, num_nodes, created=job.created)
@@ -207,7 +208,8 @@ class Successions:
 
 
 def _successor(old: Object, num_nodes: int, *, created: str) -> Object:
-    """Make the new TrainJob from the old TrainJob, which may still run. It resumes from the same checkpoints."""
+    """Make the new TrainJob from the old TrainJob, which may still run. The new TrainJob resumes from the checkpoints
+    of the old TrainJob."""
     metadata: Any = at(old, "metadata")
     left_out = {SUSPENDED_BY, NODES, RECEIPT, IMAGE, MARK}
     notes = {key: text for key, text in texts(metadata, "annotations").items() if key not in left_out}

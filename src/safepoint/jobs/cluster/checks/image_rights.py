@@ -1,4 +1,4 @@
-"""Whether the pods of a job can make process images, as far as the objects of a cluster tell it.
+"""Whether the pods of a job can make process images, as far as the objects of a cluster show it.
 
 A pod needs the rights in `RIGHTS_FOR_IMAGES`, and has to run as root. The namespace or the runtime may forbid that.
 Not checked: whether the container image has CRIU and the Python packages. The pod itself checks that when it starts.
@@ -28,7 +28,7 @@ def check_may_make_images(api: ClusterApi, runtime: Runtime, patches: Sequence[A
         patches: the patches of the user for the runtime.
 
     Raises:
-        UnsupportedError: they would not.
+        UnsupportedError: the pods would be refused, or would lack something that CRIU needs.
     """
     why = why_not_in_namespace(api) or why_not_with(runtime, patches)
     if why is not None:
@@ -53,7 +53,7 @@ def why_not_in_namespace(api: ClusterApi) -> str | None:
 
 
 def why_not_with(runtime: Runtime, patches: Sequence[Any] = ()) -> str | None:
-    """Why the pods of a runtime cannot make images; None if nothing is known against it.
+    """Why the pods of a runtime cannot make images; None if no reason is known.
 
     Args:
         runtime: the runtime.
@@ -100,7 +100,8 @@ def _rights() -> str:
 
 
 def _first(pods: Sequence[Any], container: Any, field: str) -> Any:
-    """The value of a field of the security context, which the container of this name inherits from its pod."""
+    """The value of a field in the security context of the container with this name. If the container does not set the
+    field, the container inherits the value of its pod; None if the pod does not set the field either."""
     of_name = [one for pod in pods for one in items(pod, "containers") if at(one, "name") == container]
     contexts = [at(one, "securityContext") for one in (*of_name, *pods)]
     return next((value for context in contexts if (value := at(context, field)) is not None), None)

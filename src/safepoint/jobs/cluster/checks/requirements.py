@@ -217,7 +217,8 @@ def check_scaled(api: ClusterApi, trainjob: Object, output: str | None, num_node
     """Check that a job can have another number of nodes.
 
     Raises:
-        UnsupportedError: its pods make process images, and there are several of them.
+        UnsupportedError: the pods of the job make process images, and `num_nodes` is more than 1; see
+            `check_freezable`.
         SafepointError: see `check_claim` and `check_scaled_names`.
     """
     submitted = read_submitted(trainjob)

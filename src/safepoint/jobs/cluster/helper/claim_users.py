@@ -56,10 +56,11 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
-    """Find the node on which the helper has to run: the node on which a claim that only one node may mount is in use.
+    """Find the node on which the helper has to run. If only one node may mount a claim, and a pod uses the claim now,
+    this is the node of that pod.
 
     Returns:
-        The node, and the tolerations of the pods that use such a claim. The node is None if no such claim is in use.
+        The node, and the tolerations of the pods that use such claims. The node is None if no pod uses such a claim.
     """
     bound: dict[str, tuple[str, str]] = {}
     tolerations: list[Any] = []

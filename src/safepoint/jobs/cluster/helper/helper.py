@@ -56,7 +56,8 @@ _TIMES_BROKEN = 20
 _MOST_LINES, _MOST_SHOWN = 20, 4096
 _MOST_CHARACTERS = 1 << 28
 _MOST_LOG_CHARACTERS, _LEAST_PER_LINE = 1 << 30, 256
-"""How many characters of a log are read, including lines that are not frames. Each line counts as at least 256."""
+"""The limit of the characters that are read of a log, including lines that are not frames. Each line counts as at
+least 256 characters."""
 _CODES = {int(code) for code in ExitCode}
 
 Receive = Callable[[Part, str], None]

@@ -53,7 +53,7 @@ class HelperRequest:
         env: further variables.
         image: the image of the pod; None for the image of a job or a runtime.
         memory: the limit of the pod's memory, as Kubernetes writes it.
-        pieces: the parts of a large file, in order. Each part gets a config map of its own.
+        pieces: the pieces of a large file, in order. Each piece gets a config map of its own.
         may_bind: whether a claim without a volume may get a volume for this helper.
     """
 
@@ -119,8 +119,9 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
             "capabilities": {"drop": ["ALL"]},
         },
     }
-    # The pods of a job with process images have no seccomp filter; a helper has that of the pod, below. And the API
-    # refuses a privileged container without privilege escalation.
+    # `seccompProfile` is removed, because a job with process images runs without a seccomp filter. The helper uses
+    # the profile of its pod, see below. `privileged` is removed, because the API server refuses a privileged
+    # container without privilege escalation.
     for right in ("seccompProfile", "privileged"):
         container["securityContext"].pop(right, None)
     if basis.image == at(basis.container, "image") and at(basis.container, "imagePullPolicy"):

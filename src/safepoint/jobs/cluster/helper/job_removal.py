@@ -36,7 +36,8 @@ def delete_checkpoints(jobs: _Jobs, api: ClusterApi, name: str, timeout_s: float
     """Stop a job, and delete its checkpoints; returns their number.
 
     Raises:
-        ConflictError: the job is being deleted, its output location is unknown, or another job uses that location.
+        ConflictError: the job is being deleted, its output location is unknown or not certain, or another job uses
+            that location.
         WaitTimeoutError: the job has not stopped in time; nothing was deleted.
         SafepointError: its checkpoints cannot be deleted; the job is stopped, and still exists.
     """

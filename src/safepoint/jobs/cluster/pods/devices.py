@@ -16,7 +16,7 @@ def devices_of(trainer: Any, pods: Sequence[Object]) -> tuple[int | None, int | 
     """The numbers of GPUs and of processor cores of each pod; None for a number that is not known.
 
     Args:
-        trainer: the part `spec.trainer` of the TrainJob, which may state the resources.
+        trainer: the field `spec.trainer` of the TrainJob, which may state the resources.
         pods: the pods of the job. They have the resources of the runtime if the TrainJob states no resources.
     """
     found = [at(trainer, "resourcesPerNode")]

@@ -10,7 +10,8 @@ from safepoint.errors import ExitCode
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""The label of a job's pods, with the name of the job. Pods that only have the label are ignored, see `own_pods`."""
+"""The label of a job's pods, with the name of the job. A pod that has this label, but whose name is not derived from
+the name of the job, is ignored; see `own_pods`."""
 PART_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 """The label of a pod with the name of its replicated job, the part of the job that the pod belongs to."""
 NODE = "node"
@@ -178,8 +179,7 @@ def first_cause(pods: Sequence[Object]) -> str:
 
 
 def other_grace(pods: Sequence[Object], grace_s: float) -> str:
-    """A sentence about pods whose grace period is not the grace period that Safepoint in them relies on. Empty if
-    there are no such pods.
+    """A sentence about pods whose grace period differs from `grace_s`. Empty if there are no such pods.
 
     The two can differ: an admission webhook may change the pods, and a person may change the runtime later.
 

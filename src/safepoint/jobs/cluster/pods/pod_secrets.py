@@ -1,6 +1,7 @@
 """The Secrets that Safepoint makes for the pods of a job. This module sends no requests.
 
-By one, the pods of a job recognize each other. The other has the key of the job's process images.
+There are two. By the first Secret, the pods of a job recognize each other. The second Secret has the key of the job's
+process images.
 """
 
 import secrets

@@ -37,9 +37,9 @@ class PodImage:
         size_bytes: the size of its files.
         memory_bytes: the memory of its processes.
         num_pages: how many pages of memory it has.
-        num_stored: how many of these it stores itself.
+        num_stored: how many of these pages are stored in this image, and not in older images.
         needs: the older images whose pages it uses.
-        safe_step: the step of the newest checkpoint when it was made; None if there was no checkpoint.
+        safe_step: the step of the newest checkpoint when the image was made; None if there was no checkpoint.
     """
 
     name: str
@@ -55,11 +55,12 @@ class PodImage:
     safe_step: int | None = None
 
     def is_newer_than(self, safe_step: int | None) -> bool:
-        """Whether it is newer than the newest checkpoint that is known, which is of this step."""
+        """Whether the image is newer than the newest checkpoint that is known. `safe_step` is the step of that
+        checkpoint; None if no checkpoint is known."""
         return safe_step is None or (self.safe_step is not None and safe_step <= self.safe_step)
 
     def facts(self, safe_step: int | None) -> dict[str, Any]:
-        """What programs and people read of it, as JSON values; see `is_newer_than`."""
+        """What commands show of the image, as JSON values. For `safe_step`, see `is_newer_than`."""
         shown = ("name", "path", "created", "size_bytes", "memory_bytes")
         return {**{name: getattr(self, name) for name in shown}, "is_newest": self.is_newer_than(safe_step)}
 

@@ -1,7 +1,7 @@
 """The record of a job's submission: program, options of the run, ranks, model of the initializer.
 
 The record is an annotation of the TrainJob. Another person may have changed the annotation. So commands use the
-record only for what they show. What is deleted, and where keys are sent, depends on `storage_record`.
+record only for what they show and for checks. What is deleted, and where keys are sent, depends on `storage_record`.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class SubmittedRecord:
     Args:
         arguments: the arguments of its program.
         settings: the options of its run; None if they are not valid.
-        ranks_per_node: ranks in each pod; None if the runtime decides.
+        ranks_per_node: ranks in each pod; None if the record does not state the number.
         model_uri: the `storageUri` of the model that its initializer fetches; None if it fetches no model.
     """
 

@@ -1,4 +1,4 @@
-"""Continues a suspended job from its newest checkpoint or, if that is newer, its process image.
+"""Continues a suspended job from its newest checkpoint, or from its process image if the image is newer.
 
 The next pod decides between the two when it starts, see `safepoint.jobs.local.newest_state`.
 """

@@ -1,8 +1,8 @@
 """Carries out the plan to change a job's number of nodes; see `safepoint.jobs.cluster.changes.successor`.
 
 A command that changes jobs holds the lease of a plan, and carries out the whole plan. A command that only reads jobs
-carries out one step of a plan, and only if no command holds the lease. Such a command never stops a job that trains,
-because it cannot wait for a save.
+carries out one step of a plan, and only if no command holds the lease. A command that only reads jobs never stops a
+job that trains, because it cannot wait for a save.
 """
 
 import logging

@@ -189,7 +189,8 @@ def request_stop(
         notes: further annotations for the TrainJob.
 
     Raises:
-        AccessDeniedError: you may not change this object. Nothing was changed.
+        AccessDeniedError: you may not change the Workload or the TrainJob. If only the change of the TrainJob was
+            refused, the Workload was changed already.
     """
     known = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
     by: Object = {"metadata": {"annotations": {**known, **(notes or {})}}}

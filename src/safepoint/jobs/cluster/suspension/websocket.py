@@ -17,7 +17,8 @@ from safepoint.foundation import clock
 
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 1 << 16
-"""The limit for all messages together. Without it, a server could keep this process busy with tiny frames."""
+"""The limit of the number of frames in all messages together. Without this limit, a server could keep this process
+busy with tiny frames."""
 _BLOCK_BYTES = 64 << 10
 _WRITE_S = 10.0
 

@@ -79,7 +79,7 @@ class Client:
         timeout = httpx2.Timeout(REQUEST_S, connect=_CONNECT_S)
         is_encrypted = connection.config.cluster.server.startswith("https:")
         try:
-            # A proxy in the environment is used only for encrypted requests, because a proxy could read other
+            # A proxy in the environment is used only for encrypted requests, because a proxy could read unencrypted
             # requests.
             parameters: Any = ConnectionParams(timeout=timeout, trust_env=is_encrypted)
             config = without_files(connection.config)

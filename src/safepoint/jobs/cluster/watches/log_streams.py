@@ -18,7 +18,8 @@ from safepoint.jobs.model.job_place import LogLine
 
 _SECONDS = len("2026-01-01T00:00:00")
 _MOST_WAITING = 256
-"""How many lines wait for the reader. A pod may print lines of 1 MiB faster than they are shown."""
+"""The maximum number of lines that wait for the reader. The limit is needed because a pod may print lines of 1 MiB
+faster than they are shown."""
 
 
 @dataclass(frozen=True, slots=True)

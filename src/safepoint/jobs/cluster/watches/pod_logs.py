@@ -18,7 +18,7 @@ _LOOK_S, _LOOK_AT_LEAST_S = 1.0, 10.0
 _WARN_AFTER_S, _GIVE_UP_S = 30.0, 180.0
 _USUAL_LINE_BYTES = 128
 _MOST_NODES = 50
-"""How many nodes are followed at the same time."""
+"""The maximum number of nodes that are followed at the same time."""
 
 
 Look = Callable[[], tuple[JobState, list[Object]]]
@@ -96,7 +96,8 @@ class _Follower:
             yield from self._until_next_look()
 
     def _has_ended(self) -> bool:
-        """Whether no stream is open any more. The stream of a pod on a lost node does not end by itself."""
+        """Whether no stream is open any more, or the job was last active more than 10 s ago. The stream of a pod on a
+        lost node does not end by itself, so the command does not wait for its end."""
         return not self._streams.open or clock.monotonic_s() - self._active_s > _LOOK_AT_LEAST_S
 
     def _has_looked(self) -> bool:

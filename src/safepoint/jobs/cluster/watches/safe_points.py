@@ -24,7 +24,8 @@ class SafePoints:
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._kept: dict[str, int] = {}
-        """By uid of a TrainJob: the step that was written, or that may not be written."""
+        """For the uid of each TrainJob: the newest step that `keep` was called with, whether or not this step was
+        written."""
 
     def keep(self, seen: Observed) -> None:
         """Write the step that the pods of a job have saved, if the cluster does not have it yet.
