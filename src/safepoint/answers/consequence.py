@@ -40,9 +40,9 @@ class Consequence:
         safe_age_s: the age of that checkpoint in seconds; None if the age is unknown.
         save_needed_s: about how long a save takes, in seconds; None if it is unknown, or if nothing has to be saved.
         usable_s: how much of the grace period a save may take, in seconds; None if nothing has to be saved.
-        fits: whether a save fits; None if it is unknown, or if nothing has to be saved.
-        lost_s: the time of the steps that would be lost if the save failed, or that a resume from a chosen checkpoint
-            would repeat, in seconds; None if it is unknown.
+        fits: whether a save fits into the grace period; None if it is unknown, or if nothing has to be saved.
+        lost_s: for a resume from a chosen checkpoint, the time of the steps that the job would repeat; otherwise, the
+            time of the steps that would be lost if the save failed. In seconds; None if it is unknown.
     """
 
     action: Action
@@ -235,8 +235,8 @@ def _choices(action: Action, job: Job, progress: Progress) -> list[str]:
     found: list[str] = []
     if "namespace" in job.particulars and action is not Action.DELETE:
         found.append(
-            "If you may run programs in its pods (the right pods/exec), the job is saved before it is stopped. This "
-            "save takes the time that it needs, and no work is lost."
+            "If you have the right to run programs in the pods of the job (pods/exec), the job is saved before it is "
+            "stopped. The grace period does not limit this save, and no work is lost."
         )
     interval_s = save_interval_s(progress)
     if interval_s is not None and progress.safe_time is not None and age_s(progress.safe_time) < interval_s:

@@ -1,4 +1,4 @@
-"""What the interruptions of a job cost in hours and money, computed from its events and attempts."""
+"""What the interruptions of a job cost in time and money, computed from its events and attempts."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -70,7 +70,7 @@ def held_s(attempts: Sequence[AttemptRecord], *, num_slots: int) -> float:
 
     Args:
         attempts: the attempts of the job. An attempt that has not ended counts until now.
-        num_slots: how many GPUs or processors one node has.
+        num_slots: how many slots the job holds on each node.
     """
     total_s = 0.0
     for attempt in attempts:
@@ -83,7 +83,8 @@ def held_s(attempts: Sequence[AttemptRecord], *, num_slots: int) -> float:
 def waited_s(job: Job, attempts: Sequence[AttemptRecord], history: JobHistory) -> float:
     """How many seconds a job has waited for its machines: before its first attempt, and after preemptions.
 
-    If a job on a cluster has stopped, its attempts may be unknown. The time before its first attempt is then 0.
+    If a job on a cluster has stopped, its attempts may be unknown. The wait before its first attempt is then
+    left out.
     """
     before_s = 0.0
     with contextlib.suppress(ValueError):

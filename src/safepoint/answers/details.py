@@ -1,4 +1,5 @@
-"""Details of a job that need further requests, or the other jobs. Only `status` and the page of the job show them."""
+"""Details of a job that need further requests, or the list of all jobs. Only `status` and the page of the job show
+them."""
 
 from typing import Any
 

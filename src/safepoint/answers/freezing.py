@@ -1,4 +1,4 @@
-"""What a freeze of a job of this machine needs: its processes, and room for the process image. It freezes nothing."""
+"""What a freeze of a job of this machine stops and stores, and what prevents it. This module freezes nothing."""
 
 import contextlib
 from dataclasses import dataclass

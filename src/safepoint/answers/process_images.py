@@ -11,7 +11,7 @@ from safepoint.jobs.model.job_place import Job
 def image_of(job: Job) -> str | None:
     """The newest process image of a job, for a person; None if no image is known.
 
-    For a job of a cluster, it also has the age and the size of the image, and whether a checkpoint is newer.
+    For a job of a cluster, the text also states the age and the size of the image, and whether a checkpoint is newer.
     """
     path = job.particulars.get("image")
     facts = _facts(job)

@@ -12,7 +12,8 @@ from safepoint.jobs.model.records import JobRecord
 
 
 def receipt_of(job: JobRecord, output: str | None) -> Receipt | None:
-    """The checkpoint that a suspension has saved, with the digest of its manifest; None if there is no complete one.
+    """The checkpoint that a suspension has saved, with the digest of its manifest; None if there is no complete
+    checkpoint, or if the checkpoint cannot be read.
 
     The names and sizes of the files are compared with the manifest; the contents of the files are not read.
     """

@@ -11,7 +11,8 @@ from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, State
 
 SILENT_S = 300.0
-"""If the last report of a training is older than this, and older than ten steps take, the job needs attention."""
+"""In seconds. A job needs attention if its last report is older than this time, and older than the time of ten
+steps."""
 _LONG_PREEMPTED_S = 3600.0
 _STEPS_OF_SILENCE = 10
 _LATE = 2.0
@@ -84,7 +85,8 @@ def _of_running(progress: Progress) -> list[tuple[Urgency, str]]:
 
 
 def save_interval_s(progress: Progress) -> float | None:
-    """The mean time between saves since the newest start of the ranks, in seconds; None before the second save."""
+    """The mean time between saves since the newest start of the ranks, in seconds; None before the second save, or if
+    a time is missing or invalid."""
     if progress.saves.count < 2 or progress.safe_time is None or not progress.started:
         return None
     try:

@@ -105,7 +105,8 @@ def _place_values(root: LazyGroup, configuration: Configuration, name: str) -> d
 
 
 def check_places(configuration: Configuration, root: LazyGroup) -> None:
-    """Check the options that places set. If an option was mistyped, a command could use the wrong cluster.
+    """Check the options that places set. Without this check, a command could ignore a mistyped option such as
+    `contxt`, and use the wrong cluster.
 
     Raises:
         UsageError: `submit` does not have the option, or the value is invalid.

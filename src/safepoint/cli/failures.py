@@ -112,7 +112,7 @@ def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
 def explain(error: Exception) -> tuple[ExitCode, SafepointError] | None:
     """The exit code and the message for an error whose cause is outside Safepoint's code; None for other errors."""
     if isinstance(error, SafepointError):
-        # If a store or a cluster refuses the identity, a command ends with 12, and a training with 13.
+        # If a store or a cluster refuses the credentials, a command ends with 12, and a training with 13.
         return ExitCode.NOT_AUTHORISED if isinstance(error, AccessDeniedError) else error.exit_code, error
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in {"torch", "numpy"}:
         try:

@@ -1,4 +1,4 @@
-"""Ends a command at SIGTERM as at Ctrl-C: what it has begun is undone before its process ends."""
+"""Turns SIGTERM and Ctrl-C into an exception, so that a command undoes what it has begun before its process ends."""
 
 import contextlib
 import signal
@@ -10,7 +10,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(BaseException):
-    """A signal has interrupted the command. It is no KeyboardInterrupt, because Typer catches that.
+    """A signal has interrupted the command. This class does not inherit from KeyboardInterrupt, because Typer catches
+    KeyboardInterrupt.
 
     Args:
         number: the signal.
@@ -29,7 +30,8 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def undoing(effect: str) -> Generator[None]:
-    """In this block, the first SIGTERM or SIGINT raises `Interrupted`. Later ones must not interrupt the undoing.
+    """In this block, the first SIGTERM or SIGINT raises `Interrupted`. Later signals are ignored, so that they do not
+    interrupt the cleanup.
 
     A signal that this process ignores stays ignored. On another thread than the main one, signals are left as they
     are.

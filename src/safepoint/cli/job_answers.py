@@ -23,7 +23,8 @@ _SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
 """The states for which a list does not show the reason."""
 _MOST_REASON = 60
 _MOST_STARTS = 5
-"""How many starts `safepoint status --verbose` shows."""
+"""The maximum number of lines about starts that `safepoint status --verbose` shows. A start has a line for each
+node."""
 
 
 def row(job: Summary, progress: Progress | None) -> list[str]:
@@ -77,7 +78,7 @@ def page(
         progress: its progress, or None before the first report.
         attempts: its attempts, oldest first.
         output: its output location, or None if it is unknown.
-        starts: one line for each of its last starts; see `timed_starts`.
+        starts: lines about its last starts; see `timed_starts`.
         details: facts that only this page shows; see `HasDetails`.
         options: appended to the commands that the page suggests.
     """
@@ -149,7 +150,8 @@ def _space(found: SpaceRecord) -> str:
 
 
 def timed_starts(events: Sequence[JobEvent]) -> list[str]:
-    """One line for each of the last starts of a job's ranks.
+    """Lines about the last starts of a job's ranks: for each start, a line for each node. At most `_MOST_STARTS`
+    lines.
 
     A line has the time of the start and, for each phase, the seconds after which the phase was over.
     """
@@ -166,7 +168,7 @@ def timed_starts(events: Sequence[JobEvent]) -> list[str]:
 
 
 def useful_commands(job: Job) -> list[str]:
-    """The commands that a user may want next, for a job in this state."""
+    """The commands that a user may want next. They depend on the state of the job."""
     if job.state.is_active:
         return [f"safepoint logs -f {job.name}", f"safepoint suspend {job.name}"]
     resume = [f"safepoint resume {job.name}"] if job.can_resume else []

@@ -65,7 +65,8 @@ class LazyGroup(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Override of `click.Group`. Called before a command runs, prints its help, or completes its options."""
+        """Overrides the method of `TyperGroup`. It is called before a command runs, prints its help, or completes its
+        options."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else self.load(name), rest
 

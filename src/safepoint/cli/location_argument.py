@@ -7,7 +7,8 @@ A command with this argument
 - has the decorator `with_clusters` (`safepoint.cli.claims.from_outside`) below `@app.command()`. The decorator adds
   `--on`, `--namespace`, `--image` and `--memory`, and runs the command in a pod if the location is a claim of a
   cluster;
-- is named in `_WRITTEN` of that module if it writes to the location. For other commands a claim is read-only;
+- is named in `_WRITTEN` of `safepoint.cli.claims.from_outside` if it writes to the location. For other commands a
+  claim is read-only;
 - calls `open_place` and, for one checkpoint, `pick`.
 """
 

@@ -116,7 +116,7 @@ def _environment() -> Any:
 
 @functools.cache
 def _style() -> str:
-    """The style of all parts, for elements below one class.
+    """The rules of both style sheets, which apply to elements below the class `safepoint` only.
 
     The selector names the class three times, so that these rules override the rules of the notebook.
     """

@@ -1,6 +1,6 @@
 """What a cell shows of jobs and checkpoints, as frozen values.
 
-Promises: the values can be copied and pickled, like the results of the client. No file is read to make a value.
+Promises: the values can be copied and pickled, like the results of `TrainerClient`. No file is read to make a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetails:
-    """What a cell reads of a job when it is shown.
+    """What is read of a job when a cell shows the job.
 
     Args:
         points: the metrics over the steps.

@@ -34,7 +34,7 @@ def watch(read: Callable[[], tuple[JobView, JobDetails]], screen: Screen, *, int
         interval_s: seconds between two reads.
 
     Raises:
-        SafepointError: the job cannot be read at first.
+        SafepointError: the first read of the job failed.
         StoppedWatchingError: the wait was interrupted. The job continues.
     """
     observed = _Observed()

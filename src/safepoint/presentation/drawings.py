@@ -1,4 +1,5 @@
-"""Shapes that templates draw as SVG: curves, and the timeline of a job. The shapes themselves have only numbers."""
+"""Shapes that templates draw as SVG: curves, and the timeline of a job. The shapes have positions and texts, but no
+SVG."""
 
 import itertools
 import math
@@ -33,7 +34,7 @@ LANES = ("snapshot", "save", "upload", "resume", "restart", "preemption", "stop"
 _MOST_MARKS = 600
 _FIRST_METRICS = ("loss", "eval_loss", "learning_rate", "lr", "steps_per_s", "samples_per_s", "grad_norm")
 MOST_CURVES = 24
-"""How many metrics of a job have curves."""
+"""The maximum number of metrics of a job that have curves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def curve_of(name: str, points: Sequence[MetricPoint], *, most_points: int = _MO
 
 
 def metric_names(points: Sequence[MetricPoint]) -> list[str]:
-    """The metrics of a job, the most important ones first."""
+    """The names of the metrics that have curves, the most important ones first; at most `MOST_CURVES`."""
     names = dict.fromkeys(name for point in points for name in point.values)
     first = [name for name in _FIRST_METRICS if name in names]
     return [*first, *sorted(names.keys() - set(first))][:MOST_CURVES]
@@ -177,7 +178,7 @@ def timeline_of(
     Args:
         attempts: the attempts of the job.
         events: the events of the job.
-        until_s: when the timeline of a running attempt ends, in seconds since 1970; None for now.
+        until_s: when the bar of a running attempt ends, in seconds since 1970; None for now.
     """
     now_s = clock.wall_s() if until_s is None else until_s
     timed = [(seconds, event) for event in events if (seconds := _seconds(event.time)) is not None]

@@ -21,7 +21,8 @@ from safepoint.foundation.units import format_age, format_bytes, format_duration
 from safepoint.presentation.tones import OTHER_WORDS
 
 _MOST_CHARACTERS = 16_384
-"""How many characters of one value are shown, because a stranger may have written the value."""
+"""The maximum number of characters of a value that are shown. A value may be very long, because a stranger may have
+written it."""
 _DAY_S = 86_400.0
 _DAYS_FROM_S = 2 * _DAY_S
 _MOST_SPAN_S = 1000 * _DAY_S
@@ -30,7 +31,8 @@ NOTHING = "—"
 
 
 def _finalize(value: Any) -> Any:
-    """The text of a value in a template. Values of type `Markup` come from templates only."""
+    """The text of a value in a template. Values of type `Markup` come only from templates, and from the filters of
+    this module."""
     if value is None:
         return ""
     if not isinstance(value, str) or isinstance(value, Markup):

@@ -32,7 +32,8 @@ _WRITTEN = {
     "copy": "target",
     "export": "target",
 }
-"""For each command that writes: the argument that names the location. Other commands mount a claim read-only."""
+"""For each command that writes: the argument with the location to write to. Other commands mount a claim
+read-only."""
 _OURS = ("on", "namespace", "image", "memory")
 _NO_COLOUR, _FROM_THE_BEGINNING = "\x1b[0m", "\r\x1b[K"
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
@@ -215,7 +216,7 @@ def _use_keys_of(context: typer.Context, storage: ClusterStorage) -> None:
     use_keys(context, keys, plain_variables(storage.env))
 
 
-# ---- in a pod --------------------------------------------------------------------------------------------------
+# ---- commands that run in a pod --------------------------------------------------------------------------------
 
 
 def _run_in_pod(
@@ -248,7 +249,8 @@ def _run_in_pod(
 
 
 def words_of(context: typer.Context, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The command line for the pod, with all values: typed, from variables and from settings files.
+    """The command line for the pod. It has the values that were typed, and the values from variables and settings
+    files.
 
     The options that only the command outside the pod uses, such as `--on`, are left out.
     """

@@ -29,9 +29,9 @@ def dashboard(
         int,
         typer.Option(
             metavar="PORT",
-            help="The port; 0 for any free one. If you choose a port, first close all pages of an earlier dashboard "
-            "at this port: since that dashboard ended, these pages may have been connected to a program of another "
-            "user of the machine.",
+            help="The port; 0 for any free port. If you choose a port, first close all pages of an earlier dashboard "
+            "at this port. After that dashboard ended, another user of the machine may have started a program at the "
+            "port, and the pages may have connected to this program.",
             min=0,
             max=65535,
         ),
@@ -72,7 +72,8 @@ def dashboard(
         list[str] | None,
         typer.Option(
             metavar="ADDRESS",
-            help="The address or network of a proxy that signs users in, and names the user in --user-header.",
+            help="The address or network of a proxy that signs users in, and names the user in the header "
+            "--user-header.",
         ),
     ] = None,
     proxy_user: Annotated[
@@ -134,6 +135,6 @@ def _open_local(actor: str) -> contextlib.AbstractContextManager[JobPlace[Any]]:
 
 
 def _cluster_opener(place: str) -> Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]:
-    # On a cluster, the API server knows who acts. An open page must not change a job by itself. So the page does not
-    # continue an interrupted change either.
+    # With the actor `dashboard`, an open page reads jobs. These reads must not change a job, so they do not continue
+    # a change that was interrupted. The actor is not passed on, because the API server of a cluster knows who acts.
     return lambda actor: connected(place, None, is_read_only=actor == "dashboard")

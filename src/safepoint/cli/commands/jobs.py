@@ -116,7 +116,9 @@ def status(
     verbose: Annotated[
         bool,
         typer.Option(
-            "-v", "--verbose", help="Also show how long each phase of the last starts took, for jobs on this machine."
+            "-v",
+            "--verbose",
+            help="Also show after how many seconds each phase of the last starts was over, for jobs on this machine.",
         ),
     ] = False,
     on: OnOfJob = None,

@@ -173,7 +173,7 @@ class RunOptions:
             metavar="auto|never|PATH",
             envvar="SAFEPOINT_RESUME",
             help="Where to start. auto: from the newest valid checkpoint. never: at step 0. With "
-            "`run --resume never`, the ranks begin at step 0 after each restart, too. With `submit --resume never`, "
+            "`run --resume never`, the ranks also begin at step 0 after each restart. With `submit --resume never`, "
             "only the first start of the job begins at step 0; later starts resume from the job's newest checkpoint. "
             "PATH: from this checkpoint, on the first start only. With never, all checkpoints in the output folder "
             "are moved aside. With PATH, newer checkpoints in the output folder are moved aside. If PATH is a "

@@ -47,7 +47,8 @@ def opened(
     is_encrypting: bool = False,
     only_authentic: bool = False,
 ) -> "Generator[tuple[ImageLocation, str | None]]":
-    """The location of images, and the name of the image if `place` names a single one."""
+    """The location of images, and the name of the image; None in place of the name if `place` names no single
+    image."""
     require_packages()
     # Not at the top: without numpy, this module must still be importable.
     from safepoint.transparent.images.opening import key_of, open_images, parse_images

@@ -141,7 +141,8 @@ def freeze(
 
 
 def _of_cluster(jobs: JobPlace[Any], local: Mapping[str, object]) -> "ClusterJobs":
-    """The jobs of a cluster, after a check that no option was given that has an effect on this machine only."""
+    """The jobs of a cluster. Raise UsageError if one of the options `local`, which have no effect on a cluster, was
+    given."""
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs  # not at the top: the import takes 0.2 s
 
     assert isinstance(jobs, ClusterJobs)
@@ -172,8 +173,8 @@ def _freeze_on_cluster(
 
     jobs = _of_cluster(place, local)
     with undoing(
-        "the job runs on, unless it was suspended already; its pod may still complete the image, and continues "
-        f"processes that it has stopped within {HOLD_S:g} s"
+        "the job runs on, unless it was suspended already; its pod may still complete the image, and lets stopped "
+        f"processes run on within {HOLD_S:g} s"
     ):
         job, image = jobs.freeze(name, is_running_after=leave_running)
     document = {**asdict(image), "is_running": leave_running, "job": job_document(jobs, job)}
@@ -185,7 +186,7 @@ def _freeze_on_cluster(
     if image.needs:
         lines.append(f"needs {', '.join(map(printable, image.needs))}")
     if not leave_running:
-        lines.append(f"it goes on from this image with: safepoint thaw {job.name}{shown}")
+        lines.append(f"to continue the job from this image: safepoint thaw {job.name}{shown}")
     print_answer(as_json, document, lines)
 
 
@@ -198,7 +199,7 @@ def _thaw_on_cluster(
     document = {"image": image.path, "job": job.name, "state": str(job.state), "program": image.program}
     lines = [
         f"job {job.name} resumes; its next pod restores {image.path}, if it finds no newer checkpoint",
-        f"its output says what it continues from: safepoint logs {job.name}{shown}",
+        f"the output of the pod says what the job continues from: safepoint logs {job.name}{shown}",
     ]
     print_answer(as_json, document, lines)
 
@@ -260,7 +261,7 @@ def thaw(
     if names_job:
         job, target = image_of(target)
     with (
-        undoing("unless all processes of the image were restored before, none of them runs"),
+        undoing("if all processes of the image were restored before the signal, they run; if not, none of them runs"),
         opened(target, key, only_authentic=not trust) as (location, found),
     ):
         name = found or location.newest()

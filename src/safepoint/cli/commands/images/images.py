@@ -162,8 +162,8 @@ def prune(
     These images always stay: the newest one, the newest valid one, damaged ones, and all images that one of these
     needs. In a folder, images that are being read also stay. In an object store, the command may delete an image
     while another process reads it. Images that state another key than the key of this command (yours, or the key in
-    --key) also stay. Images without protection are counted separately. Exit code 11: an image is being written to the
-    location. Exit code 13: an image could not be deleted.
+    --key) also stay. --keep applies separately to images without protection. Exit code 11: an image is being written
+    to the location. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)
@@ -249,7 +249,8 @@ def copy(
 def _complete(location: "ImageLocation") -> list[str]:
     """The names of the complete images.
 
-    An image is complete if its manifest and its files exist, and the manifests and files of all images that it needs.
+    An image is complete if its manifest and its files exist, and if the manifests and files of all images that it
+    needs also exist.
     """
     found: list[str] = []
     for name in location.names():

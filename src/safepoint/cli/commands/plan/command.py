@@ -16,7 +16,7 @@ class PlanCommand(TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Override of `click.Command`, called with the values after they are read.
+        """Overrides the method of `TyperCommand`. It is called after the values of the parameters were read.
 
         Raises:
             UsageError: a value is empty.

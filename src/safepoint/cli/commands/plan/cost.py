@@ -184,8 +184,8 @@ def cost(
     warnings = cost_warnings(situation, found)
     notes = endless_note(found, situation)
     notes += [
-        f"{loss.policy}: the interval is {time_text(loss.interval_s)} in place of {interval}: each save waits until "
-        "the previous save is durable (--durable)"
+        f"{loss.policy}: the interval is {time_text(loss.interval_s)} in place of {interval}, because each save "
+        "waits until the previous save is durable (--durable)"
         for loss in found
         if interval_s is not None and interval_s < loss.interval_s < math.inf
     ]

@@ -215,8 +215,8 @@ def _lines(document: dict[str, Any], rows: list[dict[str, float]], inputs: str) 
 def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
     """A picture of the loss, by the interval.
 
-    The intervals go from a tenth of the middle interval, or from the shortest possible interval, to ten times the
-    middle interval.
+    The longest interval is ten times the middle interval. The shortest interval is a tenth of the middle interval, or
+    the shortest possible interval if that is longer.
     """
     low_s, high_s = max(middle_s / 10, times.durable_lag_s), middle_s * 10
     points_s = [low_s * (high_s / low_s) ** (number / _POINTS) for number in range(_POINTS + 1)]

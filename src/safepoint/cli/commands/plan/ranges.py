@@ -19,7 +19,8 @@ LEAST_SHARE = 5e-6
 """A smaller productive share counts as none: it is less than 26 seconds of work in two months."""
 _HALF = 0.5
 _YOUNG_RANGE = 0.1
-"""If the stall is below this share of the mean time, Young's interval is at most a fifth too long."""
+"""If the stall is below this share of the mean time between interruptions, Young's interval is at most a fifth too
+long."""
 _FEW_INTERRUPTIONS = 10
 _RESTART = "most restarts are interrupted before the ranks train again"
 _SAVE = "most saves are interrupted before they are durable"
@@ -88,7 +89,7 @@ def interval_warnings(times: SaveTimes, interruptions: Interruptions, best_s: fl
         share = percent_text(times.stall_s / mean_s)
         found.append(
             f"Young's formula is for a --stall of less than a tenth of --mtbf, but this --stall is {share} of "
-            "--mtbf: his interval is too long"
+            "--mtbf: the interval of this formula is too long"
         )
     if times.stall_s >= 2 * mean_s:
         found.append(

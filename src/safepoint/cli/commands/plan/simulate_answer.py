@@ -33,13 +33,14 @@ class Simulation:
     """A simulation: its inputs and its results.
 
     Args:
-        model: the interruptions.
+        model: the failure model: how often each kind of interruption happens.
         platform: the machines.
         seed: the seed of the random numbers.
         trials: the number of simulated jobs for each number of ranks and each policy.
         days: how long a job runs, in days.
         hazards: the interruptions, by the number of ranks.
-        results: the result of the trials, and the ETTR by the formula; by the number of ranks and the policy's name.
+        results: the result of the trials, and the ETTR that the formula gives; for each number of ranks, by the name
+            of the policy.
         costs: the cost of a commit, by the number of ranks.
         warnings: a warning for each input or figure that is outside of the range of the model.
         notes: other facts that a reader has to know.
@@ -238,8 +239,8 @@ def _platform(platform: Platform) -> str:
 
 def _job(platform: Platform) -> str:
     return (
-        f"a step takes {time_text(platform.step_s)}, a restart {time_text(platform.ranks_restart_s)}, and "
-        f"{time_text(platform.machine_restart_s)} after a machine was lost; then the state is loaded"
+        f"a step takes {time_text(platform.step_s)}; a restart takes {time_text(platform.ranks_restart_s)}, or "
+        f"{time_text(platform.machine_restart_s)} if a machine was lost, and then the state is loaded"
     )
 
 

@@ -244,14 +244,15 @@ def storage(
             option = "--nodes" if nodes is not None else "--gpus"
             raise UsageError(
                 f"{option} and --compare contradict each other; nothing was computed",
-                hint=f"leave {option} out: the layouts have the nodes and the GPUs",
+                hint=f"leave {option} out: --compare states the numbers of nodes and GPUs",
             )
         unused = {"--grace": grace, "--step-time": step_time, "--store-keep": store_keep, **_unused_speeds(speeds)}
         passed = [option for option, value in unused.items() if value is not None]
         # These options change the plan of the first layout. The JSON document contains this plan.
         if passed and not as_json:
             raise UsageError(
-                f"{passed[0]} is for the plan of one layout, and --compare does not show it; nothing was computed",
+                f"{passed[0]} is for the plan of one layout, and --compare does not show this plan; nothing "
+                "was computed",
                 hint=f"leave {passed[0]} out, or replace --compare with --nodes and --gpus",
             )
         num_nodes, num_gpus = layouts[0]
@@ -346,7 +347,8 @@ def _positive(option: str, value: int | None, *, most: int, least: int = 1) -> i
 
 
 def _slots(option: int | None, given: int | None) -> int | None:
-    """The number of snapshots from the option; without it, from `--for`. `RunSettings` has the same limits."""
+    """The number of snapshots from the option; without it, from `--for`. `RunSettings` also allows 0 to 8
+    snapshots."""
     if option is not None and not 0 <= option <= 8:
         raise UsageError(
             f"--snapshot-slots {option} is invalid; nothing was computed", hint="--snapshot-slots must be from 0 to 8"
