@@ -30,7 +30,7 @@ from safepoint.foundation.shared_folders.opening import open_regular
 from safepoint.foundation.volumes.needed import shortage
 
 Record = Manifest | NodePart
-"""The file that says what a folder holds: a `Manifest` for a whole checkpoint, a `NodePart` for one node's part."""
+"""The record of what a folder holds: a `Manifest` for a whole checkpoint, a `NodePart` for one node's part."""
 
 
 def manifest_of(record: Record) -> Manifest:
@@ -62,7 +62,9 @@ class Destination(Protocol[_RecordT_contra]):
     """A folder or a prefix of a store, in which a checkpoint, a model or an image appears whole or not at all."""
 
     def prepare(self, record: _RecordT_contra | None) -> None:
-        """Compare the files with the record and make them durable. Likely errors, such as a full disk, occur here.
+        """Compare the files with the record and make them durable.
+
+        The errors that are most likely, such as a full disk, occur here, and not in `publish`.
 
         Args:
             record: names the files of the checkpoint; None for a model without a manifest.
@@ -102,8 +104,8 @@ def commit(
     Args:
         destination: where the files are.
         record: see `Destination.prepare`.
-        together: runs its argument on every node, and raises the error of one node on all nodes. A checkpoint in
-            parts needs this: no node publishes its part before all nodes have prepared theirs.
+        together: calls its argument. For a checkpoint in parts, it calls the argument on every node, and raises the
+            error of one node on all nodes, so that no node publishes its part before all nodes have prepared theirs.
 
     Raises:
         SafepointError, OSError: nothing was committed, with one exception: if an fsync failed after the rename in
@@ -193,7 +195,8 @@ def link_or_copy(source: Path, target: Path) -> None:
     user's file.
 
     Raises:
-        OSError: the file cannot be copied, or the copy would fill the disk. (A sparse source may have any size.)
+        OSError: the file cannot be copied, or the copy would fill the disk. (A sparse `source` may state any size, so
+            its size is compared with the free space before the copy.)
     """
     try:
         no_links.link(source, target)

@@ -67,7 +67,11 @@ def tensors_of(path: ReadablePath) -> set[str]:
 
 
 def _place_of(name: str, record: Any) -> tuple[int, int, str]:
-    """Where the bytes of a tensor begin and end, and its type."""
+    """Where the bytes of a tensor begin and end, and the tensor's name.
+
+    Raises:
+        CheckpointError: the header does not describe the tensor, or states a wrong number of bytes.
+    """
     if not isinstance(record, dict):
         raise CheckpointError(f"its header does not describe the tensor {name!r}")
     described = cast("dict[str, Any]", record)
@@ -84,7 +88,11 @@ def _place_of(name: str, record: Any) -> tuple[int, int, str]:
 
 
 def check_pickles(path: ReadablePath, names: AllowedNames, budget: Budget) -> Any:
-    """Check a file of `torch.save`: it is whole, it holds data only, and every tensor is inside it."""
+    """Check a file of `torch.save`: it is whole, it holds data only, and every tensor is inside it.
+
+    Returns:
+        The content of the file; see `read_torch_file`.
+    """
     return read_torch_file(path, check_name=names.check, budget=budget)
 
 
@@ -107,7 +115,7 @@ class DcpFolder(NamedTuple):
 
     Args:
         num_ranks: a lower bound of the number of ranks that wrote the checkpoint.
-        keys: the names of its tensors and values.
+        keys: the names of the checkpoint's tensors and values.
     """
 
     num_ranks: int

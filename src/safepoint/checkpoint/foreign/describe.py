@@ -1,7 +1,7 @@
-"""Computes the manifest that a checkpoint of another program would have. It reads each file of the checkpoint once.
+"""Computes the manifest that a checkpoint of another program would have.
 
-While it computes the digests, it compares the bytes with the bytes that `examine` has read. So the manifest describes
-only bytes that were examined.
+`describe` reads each file of the checkpoint once. While it computes the digests, it compares the bytes with the bytes
+that `examine` has read, and refuses a checkpoint in which these bytes have changed.
 
 The same files always have the same manifest, so that a repeated start continues the same run.
 """

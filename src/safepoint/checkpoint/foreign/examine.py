@@ -268,7 +268,7 @@ class _Examiner:
     def _partitions(self) -> list[StorePath]:
         folder = zero_folder(self._folder)
         if folder is None or folder == self._folder:
-            raise CheckpointError("the file names no folder that has the optimizer's partitions")
+            raise CheckpointError("it names no folder that has the optimizer's partitions")
         partitions, models = zero_files(folder)
         # Below stage 3 only one rank writes the model.
         if len(models) != (len(partitions) if models[0].name.startswith("zero_pp_rank_") else 1):

@@ -35,7 +35,7 @@ _CONFIGS = re.compile(r"config\.json|([^/]+/)?adapter_config\.json|generation_co
 
 
 class Strategy(StrEnum):
-    """How the ranks shared model and optimizer. The values are not the strategies of a manifest."""
+    """How the ranks shared model and optimizer. These values differ from the values of `strategy` in a manifest."""
 
     WHOLE = "whole"
     """Single process or DDP: rank 0 wrote everything but the random number states."""

@@ -103,13 +103,14 @@ def newest_valid(output: Path, *, rejected: Callable[[Path, Fault], None]) -> tu
 
     Args:
         output: the output folder.
-        rejected: called with each damaged checkpoint that is skipped, and its first fault.
+        rejected: called with each checkpoint that is skipped, because it is damaged or belongs to another user, and
+            with its first fault.
 
     Returns:
         Path and manifest; None if no path in the folder has the name of a checkpoint.
 
     Raises:
-        NothingValidError: checkpoints exist, and none of them is valid.
+        NothingValidError: checkpoints exist, and none of them is valid, or all of them belong to other users.
     """
     planted = planted_checkpoints(output)
     for path, fault in planted.items():

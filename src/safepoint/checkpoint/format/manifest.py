@@ -45,12 +45,12 @@ _DIGEST = re.compile(rf"{re.escape(ALGORITHM)}:[0-9a-f]{{32}}")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\\\\]")  # control characters, surrogates and the backslash
 _MAX_PATH_BYTES = 4096
 _MAX_NAME_BYTES = 255
-"""The longest name of a folder or file on usual file systems."""
+"""The limit of usual file systems for the name of one folder or file."""
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """The form of a run id, which becomes a part of folder names."""
 _MOST = (1 << 63) - 1
 MAX_SAMPLES = _MOST
-"""The highest number of samples in a manifest. A count that is computed from a hostile manifest may be higher."""
+"""The limit of `samples_seen`. A number that is computed from the fields of a hostile manifest may exceed it."""
 _MOST_FOLDERS = 1000
 """How many more folders than files a checkpoint may have."""
 _MOST_STEPS = 10**18 - 1
@@ -183,14 +183,14 @@ class ManifestFacts:
         attempt: the number of the attempt that wrote the checkpoint, from 1.
         step: optimizer steps done.
         epoch: epochs done, including the fraction of the current epoch.
-        world_size: number of ranks that wrote it.
+        world_size: number of ranks that wrote the checkpoint.
         global_batch: samples per optimizer step, over all ranks and micro-batches.
         gradient_accumulation: micro-batches per optimizer step and rank.
         samples_seen: samples on which the run has trained, over all attempts.
         strategy: how the ranks share the model: `single`, `ddp`, `fsdp`, `deepspeed`.
         zero_stage: the stage of DeepSpeed's ZeRO; 0 if ZeRO is off. None under other strategies, and in the manifests
             of releases that did not record it.
-        libraries: the libraries that wrote it: name → version.
+        libraries: name → version of each library that wrote the checkpoint.
         metrics: what was measured at this step, such as `eval_loss`.
         base: for a checkpoint of adapters, the name, revision and digest of the frozen model that they adapt; None
             for a checkpoint of a whole model. The digest is `UNKNOWN_DIGEST` if another program wrote the checkpoint.
@@ -237,7 +237,7 @@ class Manifest(ManifestFacts):
     Args:
         trigger: why the checkpoint exists.
         created: when the manifest was made, RFC 3339 UTC.
-        files: every file but the manifest, sorted by path.
+        files: every file except the manifest, sorted by path.
     """
 
     file_name: ClassVar[str] = MANIFEST_NAME
@@ -413,7 +413,8 @@ class NodePart:
 
 
 def is_of_newer_release(data: bytes) -> bool:
-    """Whether `data` is a record of a later version of the format. Callers do not replace or delete its files."""
+    """Whether `data` is a record of a later version of the format. Callers do not replace or delete the files of such
+    a record."""
     with contextlib.suppress(ManifestError):
         record = parse_json_object(data)
         version = record.get("version")

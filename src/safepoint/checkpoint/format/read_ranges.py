@@ -16,7 +16,7 @@ from safepoint.checkpoint.format.digest import PART_BYTES
 from safepoint.errors import CheckpointError
 
 _Ranges = dict[tuple[int, int], bytes | None]
-"""(First byte, length) → the digest; None if the range was not read yet."""
+"""(First byte, length) → the digest; None if the range was not read yet, empty if two reads of it differed."""
 
 
 class Hasher(Protocol):
@@ -32,7 +32,8 @@ class Hasher(Protocol):
 
 
 class ReadRanges:
-    """The ranges of the files of one checkpoint that were read. Several threads may use it."""
+    """The ranges that were read, or are going to be read, in the files of one checkpoint. Several threads may use one
+    object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

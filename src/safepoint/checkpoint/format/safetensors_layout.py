@@ -1,8 +1,8 @@
 """Computes the layout of a safetensors file from the names, types and shapes of its tensors.
 
 The format: 8 bytes with the length of a JSON header, the header, the tensors without gaps. As in the library's own
-files, tensors are sorted by the size of their elements, largest first, and then by name. The header is padded to a
-multiple of 8 bytes, so that every tensor is aligned.
+files, tensors are sorted by type, the types with the largest elements first (see `SIZES`), and then by name. The
+header is padded to a multiple of 8 bytes, so that every tensor is aligned.
 """
 
 import json
@@ -29,8 +29,8 @@ KINDS = {
     "float8_e5m2": "F8_E5M2",
 }
 """Torch's name of a type → its name in safetensors."""
-# The library sorts types by the size of an element. Types of equal size have the order of the library's list of
-# types.
+# The order of these types is the order of the tensors in a file. The library sorts types by the size of an element,
+# and types of equal size by their position in the library's own list.
 SIZES = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
     **dict.fromkeys(("F32", "U32", "I32"), 4),
@@ -82,7 +82,7 @@ def lay_out(shapes: Iterable[Shape], metadata: Mapping[str, str] | None) -> Layo
 
     Args:
         shapes: the name, the type and the shape of each tensor.
-        metadata: strings for the header's `__metadata__`.
+        metadata: strings for the header's `__metadata__`; None for a header without `__metadata__`.
 
     Raises:
         ValueError: a name or a metadata string cannot be encoded as UTF-8.

@@ -20,8 +20,8 @@ MAX_RECORD_BYTES = 64 << 20
 _SELF = "manifest_digest"
 _SELF_LINE = re.compile(rb'^ "manifest_digest": "([^"\\\n]*)",\n', re.MULTILINE)
 _LEAST_BYTES = 16
-"""A large record has at least this many bytes for each JSON value. The entry of a file has about 25 bytes for each
-value."""
+"""A large record is refused if it has fewer bytes than this for each JSON value. The entry of a file has about 25
+bytes for each value."""
 _MAX_SHOWN = 300
 
 
@@ -83,10 +83,10 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
-    """One JSON object in UTF-8, of at most `MAX_RECORD_BYTES`, without duplicate names, NaN and infinities.
+    """Parse one JSON object in UTF-8, of at most `MAX_RECORD_BYTES`, without duplicate names, NaN and infinities.
 
     Raises:
-        ManifestError: `data` is not such an object.
+        ManifestError: `data` is not such an object, or a large object has too many values.
     """
     is_large = MAX_BYTES < len(data) <= MAX_RECORD_BYTES
     # Count the values first, because each value takes a lot of memory.

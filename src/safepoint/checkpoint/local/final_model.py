@@ -66,6 +66,7 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
         Whether the script has saved a model.
 
     Raises:
+        SafepointError: see `commit`.
         OSError: the disk is full or gone.
     """
     source, paths = _scripts_model(output.root, end)

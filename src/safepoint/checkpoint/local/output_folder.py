@@ -162,8 +162,8 @@ class OutputFolder:
         Args:
             wait_s: how many seconds to wait for another run.
             waiting: called once, when the wait begins, with a description of the process that holds the folder.
-            keeper: the identity of this run's keeper; empty if the run has none. The keeper may still hold the folder
-                from an earlier start of this run.
+            keeper: the identity of this run's keeper; empty if the run has none. If this keeper still holds the
+                folder from an earlier start of the run, the claim does not wait for it.
 
         Returns:
             Whether the file system supports locks. Without locks, `clean` must not be called: another run may be
@@ -171,7 +171,7 @@ class OutputFolder:
 
         Raises:
             ConflictError: another run still holds the folder.
-            StorageError: the lock cannot be opened.
+            StorageError: the lock cannot be opened, or see `check_control`.
         """
         path = self.control / "lock"
         # A run that is refused because of this lock shows these values in its message.
@@ -220,7 +220,7 @@ class OutputFolder:
             raise BlockingIOError(errno.EAGAIN, "held by a keeper", str(self.keeper_lock))
 
     def release(self, attempt_id: str | None = None) -> None:
-        """Release the lock for the next run, after deleting the attempt's own working folder."""
+        """Release the lock for the next run. If `attempt_id` is given, first delete the attempt's working folder."""
         if attempt_id is not None and self._lock is not None:
             with contextlib.suppress(OSError):  # if this fails, the next start deletes the folder
                 files.delete_tree(self.work / attempt_id)
@@ -237,7 +237,7 @@ class OutputFolder:
             The number of deleted folders and files.
 
         Raises:
-            StorageError: another process has replaced a folder by a link.
+            StorageError: a file cannot be deleted, or another process has replaced a folder by a link.
         """
         files.restore_replaced(self.root, trash=self.trash, is_name=lambda name: step_of(Path(name)) is not None)
         found = [(self.work.name, "*"), (self.trash.name, "*"), (".", ".*.????????????????????????????????")]
@@ -372,7 +372,8 @@ class OutputFolder:
         """Whether a process reads or uploads the checkpoint, or the part, called `name`.
 
         If the holder of the lock is unknown, only the newest two checkpoints with such a lock count as in use. If all
-        counted, everyone who may read the folder (in another container, for example) could fill the disk.
+        counted, everyone who may read the folder (in another container, for example) could prevent all deletions,
+        until the disk is full.
         """
         lease = self._lease_on(name)
         if lease is not Lease.UNKNOWN:

@@ -28,7 +28,9 @@ _NO_RECORD = ""
 
 
 def read_notes(control: Path) -> dict[str, str]:
-    """The names of the checkpoints, each with the digest of its manifest or `safepoint-part.json`, or an empty text.
+    """The noted names, each with the digest of the manifest or of `safepoint-part.json`, or with an empty text.
+
+    The result is empty if there is no valid file of notes.
 
     Args:
         control: the folder `.safepoint`.

@@ -27,7 +27,7 @@ from safepoint.foundation.volumes.occupied import Occupied, occupied
 from safepoint.foundation.volumes.room import Limit, Room, room_of
 
 _LIMIT_S = 5.0
-"""How many seconds a save waits for a folder that does not state its free space."""
+"""The time limit, in seconds, for reading the free space of a folder before a save."""
 _SPARE_BYTES, _SPARE_SHARE, _SPARE_INODES = 1 << 20, 1 / 64, 16
 """Space for the manifest, for folders, and for the data that the file system adds to the files."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}

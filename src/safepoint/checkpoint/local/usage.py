@@ -38,7 +38,7 @@ class Usage:
     Args:
         checkpoints: the candidates for retention, newest first.
         newest: the space that the newest checkpoint occupies; None if there is no checkpoint.
-        total: the space that all checkpoints, unfinished saves and deleted files occupy.
+        total: the space that all checkpoints, the unfinished saves and the files in the trash occupy.
     """
 
     checkpoints: tuple[Candidate, ...] = ()
@@ -64,7 +64,7 @@ class Growth:
 
     Args:
         saves_until_limit: how many more saves increase the number of checkpoints; None if all checkpoints stay.
-        share_later: the share of all later saves whose checkpoints are never deleted.
+        share_later: of all later saves, the share whose checkpoints are never deleted, from 0 to 1.
     """
 
     saves_until_limit: int | None

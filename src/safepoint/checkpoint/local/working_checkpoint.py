@@ -167,7 +167,9 @@ def extend_manifest(manifest: Manifest, added: Iterable[FileEntry]) -> Manifest:
 
 
 def replace_record(folder: Path, manifest: Manifest, added: Sequence[FileEntry]) -> None:
-    """Replace the record in `folder` with a record that also names the added files. The record of a part is closed.
+    """Replace the record in `folder` with a record that also names the added files.
+
+    If it is the record of a part, the new record also says that the part is closed (`NodePart.is_open` is False).
 
     Args:
         folder: a committed checkpoint, or one node's part of it.

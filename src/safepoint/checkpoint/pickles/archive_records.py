@@ -12,7 +12,7 @@ from typing import BinaryIO
 from safepoint.storage.browsing import RawReader
 
 _MAX_DIRECTORY_BYTES = 32 << 20
-"""The largest directory of an archive that is read. It lists about 400,000 records."""
+"""The limit of the size of an archive's directory. A directory of this size lists about 400,000 records."""
 _END_BYTES, _LOCATOR_BYTES, _LARGE_END_BYTES = 22, 20, 56
 _END, _LOCATOR = b"PK\x05\x06", b"PK\x06\x07"
 _ENCRYPTED, _PATCHED, _STRONGLY_ENCRYPTED = 0x1, 0x20, 0x40
@@ -20,7 +20,7 @@ _BAD_FLAGS = _ENCRYPTED | _PATCHED | _STRONGLY_ENCRYPTED
 
 
 class ArchiveError(ValueError):
-    """An archive is damaged, or `torch.save` does not write such a directory."""
+    """An archive is damaged, or has a directory that `torch.save` does not write."""
 
 
 class ArchiveReader(RawReader):
@@ -52,8 +52,8 @@ def check_records(file: BinaryIO) -> dict[str, int]:
 
     Raises:
         ArchiveError: the archive is damaged, or two zip readers could find different directories in it. Also if a
-            record is compressed or encrypted, if two records have the same name, or if the records together have more
-            bytes than the file.
+            record is compressed or encrypted, if two records have the same name, if the records are in several
+            folders, or if the records together have more bytes than the file.
         OSError: the file cannot be read.
     """
     place = file.tell()

@@ -20,7 +20,8 @@ _INSTRUCTIONS: dict[int, Any] = _PYTHON_PICKLE._Unpickler.dispatch
 _REFUSED = {code[0] for code in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER)}
 """Instructions that refer to objects outside the file, or that allocate memory before the bytes are read."""
 PLAIN_KEYS = {str, bytes, float, bool, type(None)}
-"""The types of keys that take no time to hash, besides numbers."""
+"""The types of keys that are always quick to hash. The keys of type `int` are checked separately, because a large
+number takes long to hash."""
 
 
 def _no_parts(key: Any) -> None:
@@ -33,9 +34,9 @@ class KeyLimits:
     Args:
         most_tuples: how many tuples all keys together may have.
         most_parts: how many values, at any depth, one key may have.
-        number_bits: how large the numbers in keys may be.
-        is_plain: returns whether a key is allowed. It is called for keys that are neither tuples nor numbers, and
-            whose type is not in `PLAIN_KEYS`.
+        number_bits: how many bits a whole number in a key may have.
+        is_plain: returns whether a key is allowed. It is called for keys that are neither tuples nor whole numbers,
+            and whose type is not in `PLAIN_KEYS`.
         parts_of: receives a key that `is_plain` allows, and returns the values from which the key's hash is computed;
             None if there are none.
     """
@@ -90,7 +91,7 @@ class InstructionLimits:
         return self.most - self._left
 
     def count(self, code: int) -> None:
-        """Raise CheckpointError if there are too many instructions; `code` is the next instruction."""
+        """Count the next instruction, `code`. Raise CheckpointError if there are too many instructions or sets."""
         self._left -= 1
         if self._left < 0:
             raise CheckpointError(f"a pickle has more than {self.most} instructions")

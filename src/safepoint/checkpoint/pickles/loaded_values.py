@@ -10,8 +10,8 @@ remain:
   for 2^60 values. Code that copies such a container would never end. `finish` refuses the container.
 - A tensor may have more elements than the file: with a stride of 0, one element stands for millions. A copy of this
   tensor, such as the next checkpoint, would have all these elements. `finish` refuses the tensor.
-- An attribute of a dictionary may hide a method, such as `keys`. Code that reads the dictionary, also this module,
-  would not see its content. `finish` refuses such a dictionary.
+- An attribute of a dictionary may hide a method, such as `keys`. Code that reads the dictionary, including this
+  module, would not see its content. `finish` refuses such a dictionary.
 - There are values that no later `torch.load` accepts, such as a stand-in that the pickle names, but does not
   call. Other values cannot be saved, such as a tensor whose attributes hide its methods. The run would train with
   such a value, and its next checkpoints could not be loaded or written. `finish` refuses these values, wherever a

@@ -14,7 +14,8 @@ _ANOTHER_CAUSE = re.compile(
     r"loading state_dict|out of memory|CUDA error|gloo|NCCL|ProcessGroup|connect|timed? ?out|peer|socket",
     re.IGNORECASE,
 )
-"""Words in errors of torch that have other causes: a model that differs, a device, or the network."""
+"""Words in those errors of torch whose cause is not the checkpoint, but a model that differs, a device or the
+network."""
 _MOST_CHARACTERS = 300
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
 

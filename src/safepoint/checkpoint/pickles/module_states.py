@@ -23,7 +23,8 @@ _VERSIONS = "_metadata"
 """The attribute of a state in which torch records the version of each module."""
 _ALLOWED = {"collections.OrderedDict"}
 _running = threading.local()
-"""The guards of this thread: `refuse` is called with each name that a pickle contains. Only `_restricted` sets it."""
+"""Its attribute `refuse` is called with each name in the pickles that this thread loads. Only `_restricted` sets this
+attribute."""
 
 
 def only_copies(module: torch.nn.Module) -> bool:
@@ -46,8 +47,8 @@ def only_copies(module: torch.nn.Module) -> bool:
 def checked_modules(where: object) -> contextlib.AbstractContextManager[None]:
     """While the block runs, restrict the pickles in the extra states that modules load in this thread.
 
-    Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`. The tensors
-    that a module keeps of a state are not mapped from a file; see `unmapped`.
+    Such a pickle may name only what the script has allowed with `torch.serialization.add_safe_globals`. If a module
+    may keep tensors of a state, it gets copies that are not mapped from a file; see `unmapped`.
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
@@ -121,7 +122,7 @@ def _restricted(where: object, kind: str) -> Generator[None]:
 
 @functools.cache
 def _install_hook() -> None:
-    """Python tells the hook each name that a pickle contains, before the name is looked up.
+    """Install a hook that Python calls with each name that a pickle contains, before the name is looked up.
 
     Modules call `pickle` in different ways, but each way causes this event. A hook stays until the process ends, so
     it is installed only when it is needed for the first time.

@@ -1,4 +1,4 @@
-"""Lets a copy of an optimizer step once, with a copy of one parameter.
+"""Makes one step with a copy of an optimizer and a copy of one parameter.
 
 The step shows which state the optimizer creates, and whether the optimizer can continue with a loaded state. The
 optimizer, its parameters and the random number generators do not change.
@@ -22,9 +22,10 @@ _MOST_ELEMENTS = 1 << 20
 def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, Any]]) -> str:
     """Why an optimizer cannot step with the state that it has loaded; empty if no reason was found.
 
-    In each group, one parameter is tried for each number of dimensions and each form of a state. If this test did not
-    find the fault, each start of the run would fail in its first step, with an error that names no file. Only
-    optimizers of torch are tested: the step of another optimizer may need more than a gradient, or all ranks.
+    In each group, one parameter is tried for each number of dimensions and each form of a state. Without this
+    test, a run whose optimizer cannot step with its state would fail in the first step after each start, with an
+    error that names no file. Only optimizers of torch are tested: the step of another optimizer may need more than a
+    gradient, or all ranks.
 
     Args:
         optimizer: an optimizer that has loaded a state.
@@ -111,12 +112,12 @@ def step_of_copy(
     *,
     state: Mapping[Any, Any] | None = None,
 ) -> dict[str, Any]:
-    """Let a copy of an optimizer step once with a copy of one parameter, whose gradient is zero.
+    """Make one step with a copy of an optimizer and a copy of one parameter, whose gradient is zero.
 
     Args:
         optimizer: the optimizer.
         parameter: the parameter. Its values are not used.
-        settings: the settings of its group.
+        settings: the settings of the parameter's group.
         place: the number of the group, and the number of the parameter in it.
         state: the state of the parameter before the step, which the step changes; None for a first step.
 

@@ -30,7 +30,7 @@ def restricted_load(
 
     Args:
         file: the path of the file, or the open file.
-        load: `torch.load`.
+        load: `torch.load`; the original function, if the caller has replaced `torch.load`.
         also: further classes to allow. The classes of torch and of `add_safe_globals` are always allowed.
         options: further arguments for `load`.
 

@@ -22,7 +22,7 @@ _MOST_STEPS = (1 << 31) - 1
 SCALE = Kind(
     words="a positive number that 32 bits can represent", fits=lambda value: NUMBER.fits(value) and 0 < value <= _MOST
 )
-"""The scale of a loss scaler, and a factor of it."""
+"""The valid values of a loss scaler's scale, and of the factors by which the scaler multiplies the scale."""
 _KINDS = {
     **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), SCALE),
     "growth_interval": whole(1, _MOST_STEPS),

@@ -51,7 +51,7 @@ def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager
     def load_state_dict(state_dict: Any) -> None:
         fault = _fault(scheduler, state_dict)
         if fault:
-            raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote it")
+            raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote the checkpoint")
         original(_with_floats(scheduler, state_dict))
 
     return temporarily(scheduler, load_state_dict=load_state_dict)
@@ -69,7 +69,7 @@ def _fault(scheduler: Any, state: Any) -> str:
         shown = printable(repr(name))
         if name not in own:
             if not isinstance(name, str) or hasattr(scheduler, name):
-                return f"the state of its scheduler sets {shown}, which is not saved"
+                return f"the state of its scheduler sets {shown}, which the scheduler does not save"
         elif not _fits(value, own[name]) or (name in _OF_FUNCTIONS and not _are_attributes(value, own[name])):
             return f"{shown} of its scheduler is of another kind than in the script"
         elif name in _OF_GROUPS and len(value) != len(own[name]):

@@ -3,8 +3,8 @@
 torch restricts which functions a pickle calls, but not the arguments of the calls. For example,
 `torch.FloatTensor(20000)` returns memory that this process has freed, and the next checkpoint would contain this
 memory. Some functions compute with all elements of their tensors, and a tensor of a few bytes in the file may state
-any number of elements. And torch before 2.10 believes the size of a storage that the pickle states: it would read and
-write the memory behind the storage.
+any number of elements. And torch before 2.10 does not check the size that the pickle states for a storage: it would
+read and write the memory behind the storage.
 """
 
 import codecs

@@ -13,7 +13,7 @@ COMMAND = "put-code"
 PIECES = "/opt/safepoint-pieces"
 """The folder in that pod with the pieces of the code. The name of each piece is its number."""
 MOST_BYTES = 64 << 20
-"""How large the code of a job may be."""
+"""The limit of the size of a job's code, in bytes."""
 
 
 def read_code(text: str, digest: str) -> bytes:

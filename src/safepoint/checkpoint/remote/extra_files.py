@@ -33,7 +33,7 @@ _NOT_AT_ROOT = {FINAL, "cloud-upload-staging"}
 _CACHES = {".cache", "__pycache__", ".ipynb_checkpoints", ".locks"}
 _IMAGE = re.compile(r"image-[0-9]+")
 IMAGE_RECORD = "image.json"
-"""The file that makes a folder `image-N` a process image: the memory of processes, with all passwords in it."""
+"""A folder `image-N` that has this file is a process image. It holds the memory of processes, with all passwords."""
 _PREFIXES = ("set-aside-", "tmp-checkpoint-")
 _WEIGHTS = (".safetensors", ".bin")
 
@@ -175,7 +175,7 @@ class ExtraFiles:
 
 
 def private_patterns(folder: Path) -> Iterator[str]:
-    """Patterns, as for `fnmatch`, for the files below an output folder that no program uploads.
+    """Patterns, as for `fnmatch`, for the files below an output folder that must never be uploaded.
 
     These are the files in `.safepoint` and in process images, at any depth, and links to them.
     """

@@ -31,7 +31,7 @@ from safepoint.foundation.volumes.needed import shortage
 from safepoint.storage.store import Store
 
 MAKE_ROOM = "free some space, or use a folder on another disk (for a run with an object store: --local-dir)"
-"""The hint of an error of a disk without room for a checkpoint."""
+"""The hint of the error that a disk has no room for a checkpoint."""
 _IN_FLIGHT = 4
 _NUM_TRIES = 3
 _IMPOSSIBLE_PATH = {
@@ -102,7 +102,7 @@ def create_files(entries: Sequence[FileEntry], folder: Path) -> None:
 
     Raises:
         CheckpointError: the file system does not allow a path of the checkpoint, such as a path that is too long.
-        NoRoomError: the disk or a quota has too little space. If the disk states its free space, nothing was created.
+        NoRoomError: the disk or a quota has too little space. If the disk states its free space, no file was created.
         OSError: the folder cannot be written.
     """
     no_links.make_folders(folder)

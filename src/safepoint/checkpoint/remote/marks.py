@@ -26,8 +26,8 @@ from safepoint.storage.store import StoredObject, is_key
 
 MAX_MARK_BYTES = 2 * MAX_MANIFEST_BYTES
 _MAX_VALUES = 2 * MAX_MANIFEST_BYTES // 100
-"""The most values in a mark. It has two for each file: the size and the version. A manifest takes more than 100 bytes
-for each file."""
+"""The limit of the number of values in a mark. A mark has two values for each file: the size and the version. The
+number of files is limited, because a manifest takes more than 100 bytes for each file."""
 _SLACK_S = 60.0
 """How much older than its mark an object may seem. The clocks of a store's servers differ, and the servers round the
 times that they report."""

@@ -190,7 +190,7 @@ def _hex_of(data: bytes) -> str:
 
 
 class NodeUploaders:
-    """Coordinates this node's uploader with the uploaders of the other nodes. With one node, no method waits.
+    """Coordinates this node's uploader with the uploaders of the other nodes. With one node, it waits for nothing.
 
     Args:
         remote: the location in the store, which this attempt has claimed for itself.
@@ -281,9 +281,9 @@ class NodeUploaders:
         """Check that the newest checkpoint is complete in the store. Older checkpoints are not checked.
 
         Args:
-            newest: its name.
-            alive: called if a mark of an awaited checkpoint has changed since the last call. Such a change shows that
-                a node is uploading.
+            newest: the name of the newest checkpoint.
+            alive: called if a mark of an awaited checkpoint has changed since `check_complete` was last called. Such
+                a change shows that a node is uploading.
             deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:

@@ -114,7 +114,7 @@ class RemoteFolder:
         return sorted((step for step in steps if checkpoint_name(step) not in unfinished), reverse=True)
 
     def unfinished(self, *, deadline_s: float | None = None) -> set[str]:
-        """The names of checkpoints and models that Safepoint has begun, and not finished, to write or delete."""
+        """The names of checkpoints and models that Safepoint has begun to write or delete, and has not finished."""
         listed = self.store.list(UNFINISHED, deadline_s=deadline_s)
         names = {item.key.removeprefix(f"{UNFINISHED}/") for item in listed}
         return {name for name in names if is_name(name)}  # other objects there are ignored
@@ -198,8 +198,8 @@ class RemoteFolder:
         )
 
     def candidate(self, step: int, policies: Sequence[Policy], deadline_s: float | None) -> Candidate | None:
-        """The facts for retention; None if the checkpoint was passed over, or if its manifest is unreadable. (It may
-        be good, so it is not deleted.) Each manifest is read once, because strangers may have made many manifests."""
+        """The facts for retention; None if the checkpoint was passed over, or if its manifest is unreadable. (Such a
+        checkpoint may be good, so it is not deleted.) Each manifest is read once: strangers may have made many."""
         if step not in self._candidates:
             self._candidates[step] = None
             with contextlib.suppress(ManifestError, UnreadableError):
@@ -280,7 +280,7 @@ class RemoteFolder:
             return None, version
 
     def _read(self, key: str, max_bytes: int, deadline_s: float | None) -> tuple[bytes, StoredObject | None]:
-        """The first bytes of an object, at most `max_bytes`, and its version; (b"", None) if there is no object."""
+        """The first bytes of an object, at most `max_bytes`, and its properties; (b"", None) if it does not exist."""
         try:
             found = self.store.stat(key, deadline_s=deadline_s)
             length = min(found.size_bytes, max_bytes)
@@ -308,6 +308,7 @@ class RemoteFolder:
 
         Raises:
             ConflictError: another attempt has claimed the location.
+            ConditionError: other nodes have changed the mark during each of several tries.
         """
         for num_left in reversed(range(_NUM_TRIES)):
             present, condition = self._read_mark(name, deadline_s)
@@ -368,7 +369,7 @@ class RemoteFolder:
         )
 
     def files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
-        """The files that the manifest of `name` lists, and the manifest itself; empty if no manifest is valid."""
+        """The files that a valid manifest of `name` lists, and the manifest itself; empty if there is none."""
         # A refusal is an error here: without the manifest, it is unknown which files may be deleted.
         with contextlib.suppress(ManifestError):
             manifest = Manifest.from_bytes(self.bytes_of_manifest(name, deadline_s=deadline_s) or b"")

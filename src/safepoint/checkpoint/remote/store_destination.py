@@ -67,7 +67,8 @@ class StoreDestination:
         return tuple(self._entries[path] for path in sorted(self._entries))
 
     def begin(self, manifest: Manifest | None = None, *, files: Mapping[str, int] | None = None) -> bool:
-        """Write the mark that the name is unfinished. After a failure the caller may call this again, to continue.
+        """Write the mark, so that the name counts as unfinished. After a failure the caller may call this again, to
+        continue.
 
         A committed checkpoint of this name loses its manifest, so that it is no longer a checkpoint. There are two
         exceptions: `manifest` is the checkpoint's own manifest, or its own manifest with more files. If it is the
@@ -82,7 +83,8 @@ class StoreDestination:
 
         Raises:
             ConflictError: another attempt has claimed the location.
-            StorageError: there are files under the name that Safepoint has not written.
+            StorageError: a later release wrote the checkpoint, or there are files under the name that Safepoint has
+                not written.
         """
         present = self._remote.bytes_of_manifest(self._name, deadline_s=self._deadline_s)
         if manifest is not None and present == manifest.to_bytes():

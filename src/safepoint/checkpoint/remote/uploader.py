@@ -83,8 +83,8 @@ class Uploader:
         arrives.
         """
         self.with_final = False
-        """Whether to upload the final model. It is set when the training is complete, so that the model does not
-        change any more."""
+        """Whether to upload the final model. It is set when the training is complete: from then on, the model
+        does not change any more."""
         self.newest_only = False
         """Whether the remaining time is for the newest checkpoint only."""
         self.takes_open = False
@@ -324,5 +324,6 @@ class Uploader:
 
 
 def _identity(record: Record) -> tuple[bool, Manifest]:
-    """Whether the record is a manifest, and the checkpoint's manifest. Records with equal pairs need one upload."""
+    """A pair: whether the record is a manifest, and the manifest of the checkpoint. Records with equal pairs need
+    only one upload."""
     return isinstance(record, Manifest), manifest_of(record)

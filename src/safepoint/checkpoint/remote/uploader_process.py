@@ -3,8 +3,8 @@
     python -m safepoint.checkpoint.remote.uploader_process
 
 The process reads the checkpoints from the output folder. It is controlled by stdin, one JSON object a line. The first
-line is an `UploaderPlan`. (The plan is not a command-line argument, because it lists steps in the object store: a
-stranger could create so many objects there that the argument is too long.) A line
+line is an `UploaderPlan`. (The plan is not a command-line argument, because it lists steps in the object store. A
+stranger could create many objects there, and the argument would be too long.) A line
 `{"newest_only": …, "deadline_s": …}` is the request to finish; `deadline_s` is a time of the monotonic clock, or
 null. If stdin ends without a request to finish, the training's process has died. The uploader then has the grace
 period to upload the newest checkpoint. Exit code 0: everything that had to be uploaded is in the store.

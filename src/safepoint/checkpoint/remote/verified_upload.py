@@ -43,7 +43,7 @@ class SourceFile(NamedTuple):
         path: the path within the checkpoint or model.
         source: its bytes.
         expected: its entry in a manifest; None if there is no entry.
-        below: a folder above the file `source`; the folders between the two may not be links.
+        below: a folder above the file `source`; the folders between the two must not be links.
     """
 
     path: str
@@ -71,7 +71,7 @@ def upload_verified(
     """Upload one file. It becomes visible only if it matches its manifest entry.
 
     A stream that does not match may have been damaged on its way to this machine. So the stream is read and sent
-    again, at most three times in all. Parts that are in the store already are not sent again.
+    again, at most three times in all. On S3, parts that are in the store already are not sent again.
 
     A file is opened once, and no link below `SourceFile.below` is followed. The bytes that are sent, the digest and
     the checksums for the store all come from this open file, even if another process replaces the file meanwhile.
@@ -228,7 +228,7 @@ class UploadRecord:
                     os.close(descriptor)
 
     def remove(self) -> None:
-        """Delete the record, because the checkpoint is committed in the store."""
+        """Delete the record. Call this when the checkpoint is committed in the store."""
         with self._lock, contextlib.suppress(OSError):
             self._versions = {}
             if self._path is not None:

@@ -1,1 +1,1 @@
-"""The work of the commands on checkpoints: list, copy, export, compare and repair."""
+"""The work of the commands on checkpoints: list, copy, export, compare, repair and adopt."""

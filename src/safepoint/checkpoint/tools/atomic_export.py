@@ -61,8 +61,8 @@ def check_empty(target: Location, *, has_manifest: bool = False) -> None:
 
     Raises:
         ConflictError: there are files.
-        UsageError: the place is inside a checkpoint, a model that a run writes, or `.safepoint`.
-        StorageError: the place cannot be read.
+        UsageError: the target is inside a checkpoint, a model that a run writes, or `.safepoint`.
+        StorageError: the target cannot be read.
     """
     if target.is_remote:
         _refuse_inside(target)
@@ -209,7 +209,7 @@ def export_to_store(
 
     Raises:
         CheckpointError: a file differs from its manifest entry. Nothing is left at the target.
-        ConflictError: another writer uses the place.
+        ConflictError: another writer uses the target.
         StorageError: the store cannot be used, or a source cannot be read.
     """
     if describe is not None and target.name == FINAL:
@@ -304,15 +304,15 @@ def clean_export(store: Store, *, before_s: float) -> int:
     """Delete the files of an interrupted export.
 
     Args:
-        store: the place of the export.
-        before_s: a time, seconds since 1970. An export that has written a file after this time may still run; its
-            files are not deleted.
+        store: the store at the target of the export.
+        before_s: a time, seconds since 1970. An export that has written a file after this time may still be active;
+            its files are not deleted.
 
     Returns:
         The number of deleted objects.
 
     Raises:
-        ConditionError: another export to the place has just begun.
+        ConditionError: another export to this target has just begun.
         StorageError: the store cannot be used.
     """
     found = {item.key: item for item in store.list()}

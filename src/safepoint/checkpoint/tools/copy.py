@@ -163,7 +163,7 @@ def _into_store(source: Inventory, item: Item, manifest: Manifest, store: Store,
 def export(
     source: Inventory, item: Item, target: Location, *, with_code: bool = False, progress: Progress | None = None
 ) -> list[str]:
-    """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty place.
+    """Copy the files that `from_pretrained` needs, but not the files of the training, to an empty folder or prefix.
 
     A file whose kind does not belong to a model is left out, with a warning; see `model_files`.
 
@@ -219,13 +219,14 @@ def export(
 
 
 def _has_no_code(data: StorePath, entry: FileEntry) -> bool:
-    """Whether no usual loader runs or imports anything but classes of its own because of a file.
+    """Whether the file of `entry` makes no usual loader run code, or import anything but the loader's own classes.
 
-    Loaders that know `weights_only` apply it to archives of `torch.save`. Other programs unpickle a file that is no
-    archive.
+    A file that programs load with `torch.load` must be an archive of `torch.save`. Loaders apply `weights_only` to
+    archives, but some programs unpickle a file that is not an archive.
 
-    sentence-transformers before release 6 imports what `modules.json` names, also from installed packages, and calls
-    it with a path that the file names: a function that unpickles would run code.
+    sentence-transformers before release 6 imports the classes and functions that `modules.json` names, even from
+    installed packages, and calls them with a path that the file states. If such a function unpickles a file, it runs
+    code.
     """
     if must_be_archive(entry.path):
         # Other errors of the store end the export: it must not leave out weights because of them.

@@ -60,8 +60,8 @@ class Difference:
     Args:
         settings: fields of the manifests that differ, including the versions of libraries and the metrics.
         files: added, removed and changed files.
-        tensors: tensors that were added or removed, or that have another type or shape; with `deep`, also tensors
-            with another content.
+        tensors: tensors that were added or removed, or that have another type or shape, in the safetensors files that
+            both checkpoints have. With `deep`, also tensors with another content.
     """
 
     settings: tuple[Change, ...]

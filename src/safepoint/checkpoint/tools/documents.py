@@ -11,7 +11,10 @@ OURS = (Kind.CHECKPOINT, Kind.PART)
 
 
 def state_of(item: Item, faults: Sequence[Fault], *, deep: bool) -> str:
-    """The state of a checkpoint, such as `complete` or `damaged`. Any other folder has its kind as its state."""
+    """The state of a checkpoint, such as `complete` or `damaged`.
+
+    For other folders, the state is their kind, such as `part`; but the state of a part with faults is `damaged`.
+    """
     if item.kind is not Kind.CHECKPOINT and (item.kind not in OURS or not faults):
         return item.kind
     if faults:

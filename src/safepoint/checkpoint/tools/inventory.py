@@ -55,7 +55,7 @@ _MAX_FAULTS = 1000
 """An item keeps at most this many faults, and the number of the others. A manifest of 64 MiB can name half a million
 missing files."""
 _MAX_NAME_CHARS = 1 << 16
-"""The metrics of a checkpoint are ignored if their names together have more characters."""
+"""The metrics of a checkpoint are ignored if their names together have more characters than this."""
 
 
 class Kind(StrEnum):
@@ -87,7 +87,8 @@ class Stated:
 
     @classmethod
     def by(cls, manifest: Manifest) -> "Stated":
-        """The facts of a manifest. If the text of `created` is far too long, it is cut."""
+        """The facts of a manifest, without metrics whose names are far too long. A `created` that is far too long is
+        cut."""
         is_short = sum(map(len, manifest.metrics)) <= _MAX_NAME_CHARS
         return cls(
             run_id=manifest.run_id,

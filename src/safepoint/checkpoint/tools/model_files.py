@@ -3,8 +3,8 @@
 A checkpoint may contain files of any name, and someone else may have written it. At the target of an export, the
 files would belong to this user. A program that is started there could use them as its settings (`.git/hooks`,
 `Makefile`), a coding agent as its instructions (`AGENTS.md`), and Python as modules in place of its own (`json.py`).
-So only files of the kinds that models consist of are exported, and of the kinds `.json` and `.txt`, which many
-programs have, only those with the names that models use.
+So only files of the kinds that models consist of are exported. Many programs read files of the kinds `.json` and
+`.txt`. Of these kinds, only files with names that models use are exported.
 
 Python code is exported only if a person asks for it. Without `trust_remote_code=True`, most loaders run no code of a
 model. But some loaders import the modules that a configuration in the same folder names.
@@ -31,8 +31,9 @@ _OF_MODELS = re.compile(
     r"|symbol|lexicon|alphabet|phone|tag|emoji|piece|bpe|codes|pooling|prompt|model|data|cache|id2|2id|tekken|info"
     r"|requirements).*\.(json|txt)"
 )
-"""The names of configurations and vocabularies, in lower case. Programs obey other `.json` and `.txt` files: each of
-many has a name of its own, so the names that models have are listed, and not those of the programs."""
+"""The names of a model's configurations and vocabularies, in lower case. Many programs use other `.json` and `.txt`
+files as their settings. The names of such files are too many to list, so the names that models use are listed
+instead."""
 _OBEYED = re.compile(
     r"(package|package-lock|composer|deno|turbo|nx|lerna|devbox|project|renovate|vercel|firebase|now|app|angular"
     r"|biome|rome|nodemon|nest-cli|ng-package|tslint|jsconfig|tsconfig(\..+)?|pyrightconfig|basedpyrightconfig"
@@ -42,7 +43,8 @@ _OBEYED = re.compile(
     r"|(cmakelists|meson_options|conanfile)\.txt",
     re.ASCII,
 )
-"""The names, in lower case, that a program obeys although they could be those of a model's file."""
+"""The names, in lower case, of files that programs use as their settings. They are never exported, although a file of
+a model could have such a name."""
 _FOLDERS = re.compile(r"[.-].*|__\w+__|wandb|node_modules|egg-info|.+\.(dist-info|egg-info|egg)|\w+-packages")
 """The names of folders, in lower case, in which programs look for settings or for installed packages. A shell passes
 a name that begins with a hyphen to a command as an option."""
@@ -52,7 +54,8 @@ _UNPICKLED = re.compile(r".*\.(pt|pth|ckpt)|(.*(pytorch|adapter)_model.*|optimiz
 """The names, in lower case, of files that programs load with `torch.load`. Other files with the ending `.bin` often
 hold plain numbers, such as the weights beside an ONNX model."""
 ARCHIVE = b"PK\x03\x04"
-"""The first bytes of a file of `torch.save`. A file of this kind that begins otherwise is read as a pickle."""
+"""The first bytes of a file of `torch.save`. A file with a name in `_UNPICKLED` that begins with other bytes would be
+read as a pickle."""
 
 
 def must_be_archive(path: str) -> bool:

@@ -44,7 +44,7 @@ def check_checkpoint(
     Args:
         location: the output location.
         step: the step of the checkpoint.
-        deep: for a location that is a folder: whether to read all files of the checkpoint.
+        deep: whether to read all files of the checkpoint. It has no effect for an object store.
         progress: called with bytes read so far and bytes in all.
 
     Raises:

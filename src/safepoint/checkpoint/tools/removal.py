@@ -51,7 +51,8 @@ def remove_all(inventories: Iterable[Inventory], output: str) -> int:
     everyone may write to, the checkpoints of other users stay, too.
 
     Args:
-        inventories: the inventories of the run's output location, and of the folder in front of an object store.
+        inventories: the inventory of the run's output location; for an object store, also the inventory of the local
+            folder from which the run uploads.
         output: the output location, for messages.
 
     Returns:

@@ -70,7 +70,8 @@ def repair(
         deep: whether to read every file and compare its digest. If not, only names and sizes are compared.
         drop_damaged: whether to remove damaged checkpoints. In a folder they are moved aside, in a store deleted.
         dry_run: whether to change nothing.
-        idle_s: in an object store, unfinished checkpoints are deleted if their files are older than so many seconds.
+        idle_s: in an object store, unfinished checkpoints are deleted if their files are older than this many
+            seconds.
         progress: see `Progress`.
 
     Raises:

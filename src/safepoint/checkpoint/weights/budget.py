@@ -49,7 +49,8 @@ _MOST = {
 
 
 class Budget:
-    """The costs that one checkpoint has left. Several threads may use it.
+    """Counts what is read from one checkpoint, and refuses more than the limits allow. Several threads may use one
+    budget.
 
     Args:
         stored_bytes: the size of all files of the checkpoint. The weights may have no more runs (contiguous pieces)

@@ -31,12 +31,12 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 class Place(NamedTuple):
-    """The place of an archive. An archive holds one part of a tensor, or a value that is not a tensor.
+    """Where an archive is. An archive holds one part of a tensor, or a value that is not a tensor.
 
     Args:
-        file: its name in the folder.
-        begin: where it begins in the file.
-        length: its size in bytes.
+        file: the name of the file in the folder.
+        begin: where the archive begins in the file.
+        length: the size of the archive in bytes.
     """
 
     file: str
@@ -96,7 +96,8 @@ def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Stor
                 raise CheckpointError(f"{METADATA} does not say where a part of {key} is")
             chosen.append(place)
     check_apart(chosen)
-    # Each chunk is an archive of its own. Only a few bytes of each archive are read, so several are read in parallel.
+    # Each chunk is an archive of its own. Only a few bytes of each archive are read, and most of the time is spent
+    # waiting for the store. So several archives are read in parallel.
     tensors = iter(map_reads(lambda place: _tensor(folder, place, budget), chosen))
     weights: list[StoredWeight] = []
     for key, name in names.items():

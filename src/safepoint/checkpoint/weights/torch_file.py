@@ -49,8 +49,8 @@ _STORAGES = {
 }
 
 CheckName = Callable[[str, str], None]
-"""Called with the module and the name of each class or function that a pickle names. Names for which the reader of
-the pickle has a replacement are left out. It may raise CheckpointError."""
+"""A function that is called with the module and the name of each class or function that a pickle names. It is not
+called for names for which the reader of the pickle has a replacement. The function may raise CheckpointError."""
 
 
 def _allow_all(module_name: str, global_name: str) -> None:
@@ -301,7 +301,8 @@ def _read(
     def rebuild(
         stored: _Storage, offset: int, sizes: Any, strides: Any, grad: Any = None, hooks: Any = None, sign: Any = None
     ) -> StoredTensor:
-        # Torch changes such values when it loads them; a copied range of bytes would contain the unchanged values.
+        # If `sign` is set, torch negates or conjugates the values when it loads them. A copied range of bytes would
+        # contain the unchanged values.
         if sign:
             raise CheckpointError("a tensor is stored negated or conjugated; load the file with torch")
         if type(stored) is not _Storage or type(stored.dtype) is not str:
@@ -336,7 +337,7 @@ def _first(value: Any, *_: Any) -> Any:
 
 
 def _without_attributes(rebuild: Callable[..., Any], kind: Any, args: Any, state: Any) -> Any:
-    """A tensor that was pickled with attributes, without these attributes."""
+    """Rebuild a tensor that was pickled with attributes, and leave out these attributes."""
     if isinstance(state, dict) and "data" in state:
         raise CheckpointError("an attribute of a tensor replaces its data")
     return rebuild(*args)

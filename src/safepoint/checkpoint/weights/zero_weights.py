@@ -201,7 +201,7 @@ def _check_all_used(used: int, stored: int, align: int) -> None:
 
 
 def _frozen(models: Sequence[Mapping[str, Any]], stage: int, budget: Budget) -> Iterator[StoredWeight]:
-    """Weights that are not trained. A checkpoint may lack them."""
+    """The weights that are not trained; none if the checkpoint does not store such weights."""
     shapes: dict[str, Any] = models[0].get("frozen_param_shapes") or {}
     budget.spend(Cost.WEIGHTS, len(shapes))
     for name, stated in shapes.items():
