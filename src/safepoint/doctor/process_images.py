@@ -1,6 +1,7 @@
 """Checks the requirements of process images. Trainings do not need process images, so a missing CRIU is not an error.
 
-Each feature is tried out, because a kernel, a container or a file system can refuse a feature that its version has.
+Each feature is tried out. A check of versions is not enough, because a kernel, a container or a file system can
+refuse a feature that this version of the kernel has.
 """
 
 import os

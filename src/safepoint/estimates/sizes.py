@@ -19,7 +19,7 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-"""Torch's name of a type → the bytes of an element."""
+"""The bytes of an element, by torch's name of its type."""
 _BLOCK = 256
 """bitsandbytes keeps one scale for each block of this many elements."""
 _LEAST_8BIT = 4096

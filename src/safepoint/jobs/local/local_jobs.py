@@ -197,7 +197,7 @@ class LocalJobs:
         return self.job(spec.name)
 
     def _store(self, spec: JobSpec, new: Path) -> None:
-        """Store the job and rename its folder. After that, any process may start its supervisor."""
+        """Store the job, and rename `new` to the job's folder. From then on, any process may start the supervisor."""
         with self._history.transaction():
             self._check_output_is_free(spec, output_of(spec, None))
             self._history.add(spec, actor=self._actor)
@@ -235,7 +235,7 @@ class LocalJobs:
         """Save a checkpoint and stop a job, and wait until it is suspended.
 
         Raises:
-            ConflictError: the job has ended.
+            ConflictError: the job has ended or is being deleted, or another command has replaced this request.
             WaitTimeoutError: the job has not stopped yet; the request stays in effect.
         """
         with self._history.transaction():
@@ -257,10 +257,12 @@ class LocalJobs:
     def resume(self, name: str, *, step: int | None = None, from_checkpoint: bool = False) -> JobRecord:
         """Continue a suspended or failed job from its process image or its newest checkpoint; see `newest_state`.
 
-        If `step` is given, it continues from that checkpoint. If the job has an image, its message says what is used.
+        If `step` is given, the job continues from the checkpoint of this step. If the choice was between an image and
+        a checkpoint, the message of the job says which of the two it continues from.
 
         Raises:
-            ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
+            ConflictError: the job is complete or being deleted, another job writes to its output location, or the job
+                is active although no command has suspended it.
             SafepointError: see `choice_of` and `newest_state`.
         """
         from safepoint.jobs.local import chosen_checkpoint  # imports the library of object stores
@@ -299,7 +301,7 @@ class LocalJobs:
 
         Raises:
             UsageError: `num_nodes` is invalid, or too large for this machine.
-            ConflictError: the job is complete, or it ended before the change.
+            ConflictError: the job is complete or being deleted, or it ended before the change.
             WaitTimeoutError: the job has not been changed yet; the request stays in effect.
         """
         with self._history.transaction():
@@ -330,6 +332,7 @@ class LocalJobs:
             ConflictError: with `with_checkpoints`, its output location is unknown, or another job uses it.
             StorageError: its checkpoints or its folder cannot be deleted. The job is stopped but still exists; call
                 `delete` once more.
+            WaitTimeoutError: the job has not stopped in time.
         """
         name = self._history.name_of(name)
         try:
@@ -433,7 +436,10 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location. The job's specification names it, or the ranks have reported it."""
+        """The full output location, from the job's specification or from the reports of its ranks.
+
+        None if it is in neither of the two.
+        """
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 

@@ -6,7 +6,7 @@ import enum
 class VariableKind(enum.Enum):
     """What a variable of an object store holds.
 
-    This decides from where a job may take the variable, and who may see it.
+    The kind decides from where a job may take the variable, and who may see it.
     """
 
     KEY = "a key; no job shows it"
