@@ -67,7 +67,7 @@ def _try_out(criu: Criu) -> tuple[str, str] | None:
         is_own = isinstance(error, SafepointError)
         reason = error.message if is_own else error.strerror or str(error)
         hint = error.hint if is_own else None
-        return f"a small program was not frozen and restored: {reason}", hint or _PRIVILEGED
+        return f"a small program could not be frozen and restored: {reason}", hint or _PRIVILEGED
     return None
 
 

@@ -46,7 +46,8 @@ class RunSettings:
     store_keep: str | None = None
     """Which checkpoints stay in the object store, in the syntax of `keep`; None keeps all."""
     extra_files_limit: str = "10Gi"
-    """How much of the other files in the output folder, such as plots, is uploaded at the end; 0 for none."""
+    """The limit for the total size of the other files in the output folder, such as plots, that are uploaded at the
+    end; 0 uploads none."""
     on_upload_failure: str = "continue"
     """When uploads fail: `continue` the training, or save and `stop` it."""
     verify_access: bool = True

@@ -23,7 +23,7 @@ class Choice:
     Args:
         path: its folder.
         step: its step.
-        newer: the names of the newer checkpoints, which the start moves aside; newest first.
+        newer: the names of the newer checkpoints, which the next start of the job moves aside; newest first.
     """
 
     path: str

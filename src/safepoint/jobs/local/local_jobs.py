@@ -170,7 +170,7 @@ class LocalJobs:
         # A rank that existed only with an earlier, larger number of nodes still has its log.
         if rank >= num_ranks and not (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists():
             there = "0 only" if num_ranks == 1 else f"0 to {num_ranks - 1}"
-            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"its ranks are {there}")
+            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"ranks of the job: {there}")
 
     def remark_on(self, job: JobRecord) -> str:
         """A warning if the job requests more cores than this machine has; otherwise empty."""
@@ -261,8 +261,7 @@ class LocalJobs:
         a checkpoint, the message of the job says which of the two it continues from.
 
         Raises:
-            ConflictError: the job is complete or being deleted, another job writes to its output location, or the job
-                is active although no command has suspended it.
+            ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
             SafepointError: see `choice_of` and `newest_state`.
         """
         from safepoint.jobs.local import chosen_checkpoint  # imports the library of object stores
@@ -436,10 +435,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location, from the job's specification or from the reports of its ranks.
-
-        None if it is in neither of the two.
-        """
+        """The full output location, from the job's specification or the reports of its ranks; None if unknown."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 

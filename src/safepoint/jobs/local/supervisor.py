@@ -345,10 +345,7 @@ class Supervisor:
             clock.sleep(_POLL_S)
 
     def _may_freeze(self, job: JobRecord) -> bool:
-        """Whether an image of the job would be used.
-
-        False if the job is to be deleted, or is to get another number of nodes.
-        """
+        """Whether an image of the job would be used: False if the job is to be deleted or scaled."""
         return job.wanted is not RequestedAction.DELETE and job.target_nodes is None
 
     def _freeze(self, resort: LastResort) -> None:

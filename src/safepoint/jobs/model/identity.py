@@ -9,7 +9,7 @@ class VariableKind(enum.Enum):
     The kind decides from where a job may take the variable, and who may see it.
     """
 
-    KEY = "a key; no job shows it"
+    KEY = "a key; secret, and accepted from a Secret of a cluster, but from no other object"
     KEY_OWNER = "who owns a key; not secret, but accepted only from the same sources as a key"
     LOGIN = "how this machine gets keys"
     SERVER = "the address of the server; another person's object sets it only together with keys"
