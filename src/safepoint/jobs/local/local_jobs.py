@@ -94,12 +94,12 @@ class LocalJobs:
         return self._history.change_number()
 
     def report_mark(self, name: str) -> tuple[object, ...]:
-        """A value that changes when the ranks of a job have reported progress or an event."""
+        """A value that changes when the ranks of a job have reported progress or an event. Takes the full name."""
         folder = f"{self._folders}{name}{os.sep}"
         return rank_reports.mark_of(folder + PROGRESS_NAME), rank_reports.mark_of(folder + rank_reports.EVENTS)
 
     def metrics_file(self, name: str) -> Path:
-        """The file with the metrics over the steps of a job; see `safepoint.progress.metric_history`."""
+        """The file of the `MetricHistory` of a job. Takes the full name."""
         return job_folder(name) / METRICS_NAME
 
     def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
