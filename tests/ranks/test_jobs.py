@@ -228,7 +228,7 @@ def test_suspended_while_its_store_is_away_it_is_safe_here_only(place: Place, mo
     finally:
         moto.start()
     assert job.state is SUSPENDED
-    assert f"is saved on this machine only; when the job resumes, it is uploaded to {location}" in job.message
+    assert f"is saved on this machine only; when the job resumes, this step is uploaded to {location}" in job.message
     place.jobs.resume("a")
     assert place.complete("a").message == ""
 

@@ -1,6 +1,7 @@
 """Checks the requirements of process images. Trainings do not need process images, so a missing CRIU is not an error.
 
-Each feature is tried out, because a kernel, a container or a file system can refuse a feature that its version has.
+Each feature is tried out. A check of versions is not enough, because a kernel, a container or a file system can
+refuse a feature that this version of the kernel has.
 """
 
 import os
@@ -66,7 +67,7 @@ def _try_out(criu: Criu) -> tuple[str, str] | None:
         is_own = isinstance(error, SafepointError)
         reason = error.message if is_own else error.strerror or str(error)
         hint = error.hint if is_own else None
-        return f"a small program was not frozen and restored: {reason}", hint or _PRIVILEGED
+        return f"a small program could not be frozen and restored: {reason}", hint or _PRIVILEGED
     return None
 
 

@@ -37,7 +37,10 @@ class Cadence:
         return step - last >= self.interval(cost_s=cost_s, step_s=step_s)
 
     def interval(self, *, cost_s: float | None, step_s: float) -> int:
-        """Steps from one snapshot to the next."""
+        """Steps from one snapshot to the next.
+
+        With `auto`, 1 while the cost of a snapshot or the duration of a step is not known.
+        """
         if self._setting is not None and self._setting != "auto":
             return int(self._setting)
         if not cost_s or not step_s:

@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 
 _MOST_SAMPLES = 48
-"""How many samples a trend keeps. For each new sample, the slopes of all pairs are computed: about a thousand."""
+"""The limit of samples that a trend keeps. For each new sample, the slopes of all pairs are computed: about a
+thousand."""
 _LEAST_SAMPLES = 4
 _REACH = 30.0
 _FEW_SAVES = 3
@@ -125,7 +126,7 @@ def _forecast(free: int, demand: Demand, growth_per_s: float) -> Forecast:
 
 def _saves_that_fit(spare: float, demand: Demand, growth: float) -> int | None:
     """How many saves fit, if `spare` is left beside the first save, and other programs add `growth` between two
-    saves."""
+    saves. None if the number is unlimited."""
     limit = demand.saves_until_limit
     further = _quotient(spare, demand.kept + growth)
     if limit is not None and (further is None or further >= limit):

@@ -1,6 +1,6 @@
 """The best interval between checkpoints, and the cost of any interval. Pure arithmetic.
 
-A training takes a save after each `interval` seconds of work. A save stalls the training for `stall` seconds (δ), and
+A training saves after each `interval` seconds of work. A save stalls the training for `stall` seconds (δ), and
 is durable `durable` seconds (D) after it has begun. Interruptions come at random with the mean time `between` (M), at
 the rate λ = 1/M, also during a restart. There are three kinds of them:
 
@@ -246,9 +246,9 @@ def best_interval_s(times: SaveTimes, interruptions: Interruptions) -> float:
     def value(logarithm: float) -> float:
         return productive_share(math.exp(logarithm), times, interruptions)
 
-    # For finite intervals, the share has at most one maximum; no saves at all are compared below. The share may be
-    # flat in other places. So a grid finds the region of the maximum, and a golden-section search finds the maximum
-    # in this region.
+    # For finite intervals, the share has at most one maximum, and may be flat elsewhere. So a grid finds the
+    # region of the maximum, and a golden-section search finds the maximum in this region. The last lines compare this
+    # maximum with the share of a training without periodic saves.
     top = max(range(_GRID + 1), key=lambda number: value(steps[number]))
     best = _golden_section(value, steps[max(0, top - 1)], steps[min(_GRID, top + 1)])
     never = productive_share(math.inf, times, interruptions)

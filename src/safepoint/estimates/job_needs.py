@@ -1,4 +1,4 @@
-"""Two values between jobs and plans: the outline of a job, and the needs of a job by the plan of its model."""
+"""Two types that jobs and plans share: the outline of a job, and its needs, which the plan of its model computes."""
 
 from dataclasses import dataclass
 
@@ -42,7 +42,7 @@ class JobNeeds:
         most_bytes: an upper bound of the size of a checkpoint of this model, for all strategies.
         local_bytes: for a job with an object store, the size of a local folder in which all its checkpoints fit at
             any moment; None if the job has no such folder, or if it is not known how many checkpoints stay there.
-        unlimited: why `local_bytes` must not become a limit; empty if it may become one.
+        unlimited: why `local_bytes` must not be used as the size limit of the local folder; empty if it can be used.
         snapshot_bytes: the host memory that snapshots take on the first node; 0 if there are none.
         save_s: how long a save on SIGTERM takes; including the upload if the pod's folder is deleted with the pod.
         least_grace_s: the shortest grace period in which such a save fits.

@@ -19,13 +19,14 @@ DTYPE_BYTES = {
     "int8": 1,
     "uint8": 1,
 }
-"""Torch's name of a type → the bytes of an element."""
+"""The bytes of an element, by torch's name of its type."""
 _BLOCK = 256
 """bitsandbytes keeps one scale for each block of this many elements."""
 _LEAST_8BIT = 4096
-"""bitsandbytes keeps the states of smaller weights in 32 bits."""
+"""bitsandbytes keeps the states of weights with fewer elements than this in 32 bits."""
 _ZERO_ALIGNMENT = 2
-"""ZeRO-1 and 2 pad each flat buffer to this many elements for each rank (`nccl_start_alignment_factor`)."""
+"""ZeRO-1 and 2 pad each flat buffer to a multiple of this number times the number of ranks
+(`nccl_start_alignment_factor`)."""
 
 
 class Strategy(enum.StrEnum):

@@ -28,7 +28,8 @@ MOST_POINTS = 4096
 _MAX_LINE_BYTES = 1 << 16
 _MAX_BYTES = 64 << 20
 _MOST_READ = 2 * MOST_POINTS
-"""Only the newest lines are parsed: another program may have written more points than a run does."""
+"""The limit of lines that are parsed, counted from the end of the file: another program may have written more points
+than a run writes."""
 _PACE = ("steps_per_s", "samples_per_s")
 
 
@@ -64,7 +65,7 @@ def point_of(progress: Progress) -> MetricPoint:
 
 
 def with_report(seen: Sequence[MetricPoint], progress: Progress) -> list[MetricPoint]:
-    """The points that were seen of a job, and the point of a report if its step is new; at most `MOST_POINTS`."""
+    """`seen`, and the point of a report if the point has values and its step is new; at most `MOST_POINTS` points."""
     point = point_of(progress)
     is_new = not seen or (point.attempt, point.step) != (seen[-1].attempt, seen[-1].step)
     return [*seen, *([point] if point.values and is_new else [])][-MOST_POINTS:]
@@ -103,7 +104,8 @@ class MetricHistory:
         """Take over the points of earlier attempts, and their distance if they were thinned.
 
         Args:
-            before: the points in the file. Others may have written the file, so a step above `step` counts as `step`.
+            before: the points in the file. Another program may have written the file, so a step above `step` counts
+                as `step`.
             step: the step of the next point.
         """
         self._num_points = len(before)

@@ -97,7 +97,7 @@ class SpaceRecord:
         saves_left: how many saves still fit; None if the number is unlimited or not known.
         remaining_s: seconds until a save does not fit; None if all saves fit, or if the time is not known.
         num_deletable: how many checkpoints may be deleted when a save does not fit.
-        is_low: whether the launcher has warned.
+        is_low: whether the launcher has warned that the folder is nearly full.
         size_bytes: how much could be written if nothing were stored there; None if it is not known.
     """
 

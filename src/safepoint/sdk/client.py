@@ -75,7 +75,7 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             initializer: downloads the data set and the model before the training; None if nothing has to be
                 downloaded.
             trainer: describes the training.
-            options: such as `Name("my-job")`.
+            options: a list of Kubeflow's options, such as `Name("my-job")`.
 
         Raises:
             ValueError: an argument is invalid; nothing was started.
@@ -131,7 +131,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
 
         Args:
             name: the name of the job.
-            step: a part of the job, which Kubeflow calls a step: `node-N`, or on this machine also `rank-N`.
+            step: a part of the job, which Kubeflow calls a step: `node-N`, `dataset-initializer` or
+                `model-initializer`; on this machine also `rank-N`.
             follow: wait for further lines until the job has stopped.
 
         Raises:

@@ -44,7 +44,7 @@ class ClusterBackend(KubernetesBackend):
     """The backend of `TrainerClient` for a cluster.
 
     Safepoint submits the job of a `TransformersTrainer`; Kubeflow's own backend submits the jobs of other trainers.
-    The `status` of every job is the state that Safepoint finds.
+    For all jobs, `status` is one of Safepoint's states (`JobState`).
 
     Args:
         config: Kubeflow's configuration of the cluster.
@@ -195,7 +195,10 @@ class ClusterBackend(KubernetesBackend):
             self._jobs.delete(name, with_checkpoints=True)
 
     def list_checkpoints(self, name: str) -> list[Checkpoint]:
-        """A job's checkpoints, newest first, then the final model. Checkpoints of other programs are left out."""
+        """A job's checkpoints, newest first, then the final model. Checkpoints of other programs are left out.
+
+        The list is empty if the output location of the job is unknown.
+        """
         with as_kubeflow_raises():
             storage = self._jobs.storage_of(name)
             if storage.output is None:
@@ -245,7 +248,7 @@ class ClusterBackend(KubernetesBackend):
 
 
 def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptions) -> ClusterSpec:
-    """The specification of the job that `train` submits.
+    """The specification of the job that `train` submits; without initializers and needs, which `train` adds.
 
     Args:
         trainer: describes the training.
@@ -253,7 +256,9 @@ def cluster_spec(trainer: TransformersTrainer, runtime: str, options: SetByOptio
         options: the values that Kubeflow's options have set.
 
     Raises:
-        UsageError: a field is invalid.
+        ValueError: a field of the trainer is invalid.
+        UsageError: the function, an argument, a size or the file of `ca_bundle` cannot be used.
+        NotFoundError: the script does not exist.
     """
     trainer.check()  # check again, because fields may have been assigned since the trainer was made
     untyped: Any = trainer

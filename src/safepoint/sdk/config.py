@@ -16,8 +16,9 @@ class LocalConfig:
     """How to run jobs on this machine. `safepoint submit` makes the same kind of jobs (docs/jobs.md).
 
     Args:
-        pvc: claim (volume) → folder on this machine: `{"my-claim": "/data"}`. For a location `pvc://<claim>/<path>`,
-            jobs use the folder of the claim. These folders override the table [pvc] in safepoint.toml.
+        pvc: the folder on this machine for each claim (volume), such as `{"my-claim": "/data"}`. For a location
+            `pvc://<claim>/<path>`, jobs use the folder of the claim. These folders override the table [pvc] in
+            safepoint.toml.
         working_dir: the folder that jobs run in, and from which they can import modules; None for the current folder.
         python: the path of the interpreter that runs the jobs.
         priority: jobs with a higher priority start first, and preempt jobs with a lower one.

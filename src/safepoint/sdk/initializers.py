@@ -14,8 +14,8 @@ def initializer_of(given: types.Initializer | None) -> tuple[dict[str, Any], dic
         given: Kubeflow's initializer, or None.
 
     Returns:
-        Two dicts: the parts of the field `initializer`, and the variables with secrets. A dict has the keys `dataset`
-        and `model` if there are such parts or secrets.
+        Two dicts: the parts of the field `initializer`, and the variables with secrets. The keys of both dicts are
+        `dataset` and `model`. A key is missing if there is no such part, or if the part has no secrets.
 
     Raises:
         ValueError: the initializer of the dataset or of the model is not an object of one of Kubeflow's classes.

@@ -1,4 +1,4 @@
-"""Reads the settings that Kubeflow's options make in a TrainJob; has the older option `PodTemplateOverrides`.
+"""Reads the settings that Kubeflow's options make in a TrainJob; defines the older option `PodTemplateOverrides`.
 
 The names of `kubeflow.trainer.options` can be imported from here too.
 
@@ -30,7 +30,7 @@ class SetByOptions:
         name: the name of the job; None if no option sets it.
         labels: the labels of the TrainJob.
         annotations: the annotations of the TrainJob.
-        patches: the `runtimePatches` of the TrainJob, at most one with the same `manager`.
+        patches: the `runtimePatches` of the TrainJob, at most one for each `manager`.
         deadline_s: seconds after which the cluster ends the job; None for no limit.
     """
 

@@ -108,8 +108,8 @@ class TransformersTrainer(types.CustomTrainer):
     This class is a subclass of Kubeflow's `CustomTrainer`.
 
     Args:
-        func: the training: a function that imports and defines everything it needs inside it, the path of a script,
-            or the name of a module.
+        func: the training: a function whose body imports and defines everything that the function needs, the path of
+            a script, or the name of a module.
         func_args: the arguments of the function, as plain values by name. For a script or module, they become
             options: `{"lr": 1e-4}` becomes `--lr 0.0001`.
         packages_to_install: packages to install for this job before it runs.
@@ -255,7 +255,7 @@ class TransformersTrainer(types.CustomTrainer):
         if connection and not is_remote:
             raise ValueError(
                 f"data_connection_name {connection!r} has no effect, because output_dir is {self.output_dir!r}: "
-                "remove it, or use an output_dir s3://<bucket>/<prefix>"
+                "remove data_connection_name, or use an output_dir s3://<bucket>/<prefix>"
             )
 
     def _check_config(self) -> None:
@@ -268,7 +268,7 @@ class TransformersTrainer(types.CustomTrainer):
             raise ValueError(f"periodic_checkpoint_config is the class {name}: use {name}()")  # noqa: TRY004  as above
         if not all(hasattr(config, name) for name in names):
             raise ValueError(f"periodic_checkpoint_config must be a PeriodicCheckpointConfig, not {config!r}")
-        # Check them, because an object of another class may not have checked its fields.
+        # Check the fields here, because an object of another class may not have checked them.
         check_fields(config, PERIODIC_CHECKPOINT_CONFIG)
         if self.save_every is not None and config.save_strategy != "no":
             raise ValueError(

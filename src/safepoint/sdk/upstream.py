@@ -12,7 +12,8 @@ from safepoint.errors import MissingExtraError
 
 @contextlib.contextmanager
 def _collector_at_rest() -> Generator[None]:
-    """In this context, the garbage collector does not run. This saves a fifth of the time of 1,700 imports."""
+    """In this context, the garbage collector does not run. This saves a fifth of the time that the
+    SDK's 1,700 imports take."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -46,7 +46,8 @@ class TrainJob(types.TrainJob):
     Args:
         progress: the progress of the training (docs/progress.md); None before the first report.
         message: the reason for the `status`; may be empty.
-        exit_code: the exit code of the last attempt (docs/exit-codes.md); None before the first attempt has ended.
+        exit_code: the exit code of the last attempt (docs/exit-codes.md); None before the first attempt has ended,
+            and if its processes were killed.
         attempts: how many times the job was started.
         safe_step: the step of the newest checkpoint; None while no checkpoint is known.
         output_dir: the location of the job's checkpoints; None while it is unknown.

@@ -46,7 +46,8 @@ class RunSettings:
     store_keep: str | None = None
     """Which checkpoints stay in the object store, in the syntax of `keep`; None keeps all."""
     extra_files_limit: str = "10Gi"
-    """How much of the other files in the output folder, such as plots, is uploaded at the end; 0 for none."""
+    """The limit for the total size of the other files in the output folder, such as plots, that are uploaded at the
+    end; 0 uploads none."""
     on_upload_failure: str = "continue"
     """When uploads fail: `continue` the training, or save and `stop` it."""
     verify_access: bool = True
@@ -252,11 +253,11 @@ def _parse(name: str, text: str, kind: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPlace:
-    """The places to which a run writes its checkpoints.
+    """The folder, and the object store if there is one, to which a run writes its checkpoints.
 
     Args:
         folder: the folder that the ranks write to and commit in.
-        remote: the object store that committed checkpoints are published to; None if `folder` is the only place.
+        remote: the object store that committed checkpoints are published to; None if they stay in `folder`.
     """
 
     folder: Path
@@ -264,7 +265,7 @@ class OutputPlace:
 
 
 def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str] | None = None) -> OutputPlace:
-    """The place that an `--output-dir` names.
+    """The folder and the object store for the checkpoints of a run with this `--output-dir`.
 
     Args:
         text: a path, `file://`, `pvc://`, `s3://`, `gs://` or `az://`.
@@ -274,8 +275,8 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
             environment of this process.
 
     Raises:
-        UsageError: `text` is invalid, names a claim that has no folder on this machine, or names a place inside a
-            checkpoint in an object store.
+        UsageError: `text` is invalid, names a claim that has no folder on this machine, or names a location inside
+            a checkpoint in an object store.
     """
     environ = os.environ if environ is None else environ
     try:
@@ -284,7 +285,7 @@ def place_output(text: str, *, local_dir: str | None, environ: Mapping[str, str]
         raise UsageError(f"{error}; training was not started") from error
     if not location.is_remote:
         return OutputPlace(folder=location.folder)
-    # Not at the top, because every command imports this module.
+    # This import is not at the top, because every command imports this module.
     from safepoint.checkpoint.format.catalog import step_of
 
     if any(step_of(Path(name)) is not None for name in location.path.split("/")):

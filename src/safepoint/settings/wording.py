@@ -34,7 +34,7 @@ _FIELDS = {
     "--connection": "data_connection_name",
     "--image": "image",
 }
-"""The option of `run` or `submit` → the field of `TransformersTrainer`."""
+"""The field of `TransformersTrainer` for each option of `run` and `submit`."""
 
 
 def in_sdk_words(text: str) -> str:

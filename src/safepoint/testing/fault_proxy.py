@@ -314,7 +314,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _reset(self) -> None:
-        # With a linger time of zero seconds, `close` sends RST. A client also receives RST if the network breaks.
+        # With a linger time of zero seconds, `close` sends RST. Otherwise, the client would see a regular end.
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.request.close()
         self.close_connection = True

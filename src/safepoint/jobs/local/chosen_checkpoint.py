@@ -23,7 +23,7 @@ class Choice:
     Args:
         path: its folder.
         step: its step.
-        newer: the names of the newer checkpoints, which the start moves aside; newest first.
+        newer: the names of the newer checkpoints, which the next start of the job moves aside; newest first.
     """
 
     path: str
@@ -42,7 +42,7 @@ def choice_of(job: JobRecord, output: str | None, step: int) -> Choice:
     Raises:
         NotFoundError: the job has no checkpoint of this step.
         CheckpointError: the checkpoint is not complete, or belongs to another user in a shared folder.
-        UnsupportedError: its checkpoints are in an object store, or their location is unknown.
+        UnsupportedError: the checkpoints of the job are in an object store, or their location is unknown.
         SafepointError: the output folder cannot be read.
     """
     if output is None or not parse_location(output).is_folder:
@@ -89,6 +89,6 @@ def spec_for(job: JobRecord, output: str | None, step: int | None) -> tuple[JobS
         settings = replace(spec.settings, resume=choice.path, from_scratch=False)
         changed = replace(spec, settings=settings, resume_mark=secrets.token_hex(8))
         return changed, f"resumes from {choice.path}"
-    if spec.resume_mark is not None:  # drop an earlier choice from which the job has not started
+    if spec.resume_mark is not None:  # drop an earlier choice, because the job may not have started from it yet
         spec = replace(spec, settings=replace(spec.settings, resume="auto"), resume_mark=None)
     return spec, "resumes from the newest checkpoint"

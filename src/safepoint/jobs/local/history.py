@@ -242,6 +242,7 @@ class History:
         Raises:
             NotFoundError: no job matches.
             ConflictError: several jobs match.
+            StorageError: the entry of the job cannot be read.
         """
         name = self.name_of(name)
         job = self.find(name)

@@ -94,12 +94,12 @@ class LocalJobs:
         return self._history.change_number()
 
     def report_mark(self, name: str) -> tuple[object, ...]:
-        """A value that changes when the ranks of a job have reported progress or an event."""
+        """A value that changes when the ranks of a job have reported progress or an event. Takes the full name."""
         folder = f"{self._folders}{name}{os.sep}"
         return rank_reports.mark_of(folder + PROGRESS_NAME), rank_reports.mark_of(folder + rank_reports.EVENTS)
 
     def metrics_file(self, name: str) -> Path:
-        """The file with the metrics over the steps of a job; see `safepoint.progress.metric_history`."""
+        """The file of the `MetricHistory` of a job. Takes the full name."""
         return job_folder(name) / METRICS_NAME
 
     def progress_of(self, job: JobRecord | JobSummary) -> Progress | None:
@@ -170,7 +170,7 @@ class LocalJobs:
         # A rank that existed only with an earlier, larger number of nodes still has its log.
         if rank >= num_ranks and not (job_folder(job.name) / FOLDER / f"rank-{rank}.log").exists():
             there = "0 only" if num_ranks == 1 else f"0 to {num_ranks - 1}"
-            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"its ranks are {there}")
+            raise NotFoundError(f"job {job.name} has no rank {rank}", hint=f"ranks of the job: {there}")
 
     def remark_on(self, job: JobRecord) -> str:
         """A warning if the job requests more cores than this machine has; otherwise empty."""
@@ -197,7 +197,7 @@ class LocalJobs:
         return self.job(spec.name)
 
     def _store(self, spec: JobSpec, new: Path) -> None:
-        """Store the job and rename its folder. After that, any process may start its supervisor."""
+        """Store the job, and rename `new` to the job's folder. From then on, any process may start the supervisor."""
         with self._history.transaction():
             self._check_output_is_free(spec, output_of(spec, None))
             self._history.add(spec, actor=self._actor)
@@ -235,7 +235,7 @@ class LocalJobs:
         """Save a checkpoint and stop a job, and wait until it is suspended.
 
         Raises:
-            ConflictError: the job has ended.
+            ConflictError: the job has ended or is being deleted, or another command has replaced this request.
             WaitTimeoutError: the job has not stopped yet; the request stays in effect.
         """
         with self._history.transaction():
@@ -257,7 +257,8 @@ class LocalJobs:
     def resume(self, name: str, *, step: int | None = None, from_checkpoint: bool = False) -> JobRecord:
         """Continue a suspended or failed job from its process image or its newest checkpoint; see `newest_state`.
 
-        If `step` is given, it continues from that checkpoint. If the job has an image, its message says what is used.
+        If `step` is given, the job continues from the checkpoint of this step. If the choice was between an image and
+        a checkpoint, the message of the job says which of the two it continues from.
 
         Raises:
             ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
@@ -299,7 +300,7 @@ class LocalJobs:
 
         Raises:
             UsageError: `num_nodes` is invalid, or too large for this machine.
-            ConflictError: the job is complete, or it ended before the change.
+            ConflictError: the job is complete or being deleted, or it ended before the change.
             WaitTimeoutError: the job has not been changed yet; the request stays in effect.
         """
         with self._history.transaction():
@@ -330,6 +331,7 @@ class LocalJobs:
             ConflictError: with `with_checkpoints`, its output location is unknown, or another job uses it.
             StorageError: its checkpoints or its folder cannot be deleted. The job is stopped but still exists; call
                 `delete` once more.
+            WaitTimeoutError: the job has not stopped in time.
         """
         name = self._history.name_of(name)
         try:
@@ -433,7 +435,7 @@ class LocalJobs:
             ) from error
 
     def output_of(self, job: JobRecord) -> str | None:
-        """The full output location. The job's specification names it, or the ranks have reported it."""
+        """The full output location, from the job's specification or the reports of its ranks; None if unknown."""
         is_given = job.spec.settings.output_dir is not None
         return output_of(job.spec, None if is_given else self.progress_of(job))
 

@@ -39,7 +39,7 @@ class NewestState:
     Args:
         image: the path or URI of the image; None if the job continues from its newest checkpoint, or from the
             beginning because there is no checkpoint.
-        why: the reason, as a part of a sentence; empty if there was no choice.
+        why: what the job continues from and the reason, as a part of a sentence; empty if there was no choice.
     """
 
     image: str | None
@@ -59,7 +59,7 @@ def newest_state(job: "JobRecord", output: str | None, *, from_checkpoint: bool 
     """
     if job.image is None or from_checkpoint:
         return NewestState(image=None, why="")
-    # Not at the top: a pod uses this module, and has no history of jobs.
+    # This import is not at the top, because pods import this module, and the archive for pods has no `outputs`.
     from safepoint.jobs.local.outputs import open_output
 
     return choose(job.image, None if output is None else newest_checkpoint(open_output(job.spec, output)))
@@ -111,6 +111,8 @@ def _examine(image: str) -> str:
 
 def newest_checkpoint(inventory: Inventory, *, until_s: float | None = None) -> Checkpoint | None:
     """The newest checkpoint from which a run would resume, as far as that is known without reading its files.
+
+    None if there is no such checkpoint.
 
     `step` is the highest step of all checkpoints, and `created_s` is the latest time of all checkpoints. These can be
     two checkpoints: another person may have put an older checkpoint with a higher step there.

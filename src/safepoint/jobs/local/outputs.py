@@ -1,7 +1,7 @@
-"""Opens, checks and empties the output location of a job. It reaches the location as the job itself does.
+"""Opens, checks and empties the output location of a job.
 
-The module uses the keys of the job's data connection, and the folders that the job uses for claims (volumes of a
-cluster, `pvc://`).
+These functions access the location as the job itself does: with the keys of the job's data connection, and with the
+folders that the job uses for claims (volumes of a cluster, `pvc://`).
 
 The environment of this process does not change, because a client of the SDK may use several jobs at once.
 """

@@ -19,7 +19,7 @@ def state_folder() -> Path:
     return _resolved(xdg_folder("XDG_STATE_HOME", ".local/state")) / "safepoint"
 
 
-@functools.cache  # cached, because a list calls this for every job, and realpath reads the file system
+@functools.cache  # cached: a list of jobs needs the path of each job, and realpath reads the file system
 def _resolved(folder: Path) -> Path:
     if is_planted(folder):
         raise _of_other_user(folder, "state folder", "XDG_STATE_HOME")
@@ -63,7 +63,7 @@ def make_private(folder: Path, *, what: str = "state folder", variable: str = "X
     Args:
         folder: the folder.
         what: what the folder is, in messages.
-        variable: the environment variable that chooses another place.
+        variable: the environment variable that sets another folder.
 
     Raises:
         StorageError: the folder cannot be created or written, or another user may have created it.

@@ -60,7 +60,7 @@ class Admission:
     """Whether a waiting job may start.
 
     Args:
-        may_start: the slots that the job needs are free, and no earlier job goes first.
+        may_start: whether the slots that the job needs are free, and no earlier job goes first.
         preempt: the jobs to preempt for this job.
         waits_for: what this job waits for, in words.
     """

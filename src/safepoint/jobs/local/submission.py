@@ -10,7 +10,7 @@ from safepoint.jobs.model.spec import JobSpec
 
 
 def checked(spec: JobSpec) -> JobSpec:
-    """The specification of a job that can run on this machine.
+    """Check that a job can run on this machine, and return its specification with the folders for claims (volumes).
 
     Raises:
         SafepointError: the job cannot run here; nothing was submitted.

@@ -246,7 +246,9 @@ class Supervisor:
         try:
             restore_job(self._history, job, actor=self._actor)
         except (SafepointError, OSError) as error:
-            outcome = f"it could not be restored from {job.image}: {error}; it continues from its newest checkpoint"
+            outcome = (
+                f"the job could not be restored from {job.image}: {error}; it continues from its newest checkpoint"
+            )
             _log.warning("%s", outcome)
             with self._history.transaction():
                 self._history.end_attempt(self._name, job.attempt, outcome=outcome, exit_code=None)
@@ -256,7 +258,9 @@ class Supervisor:
         return Launchers(job.spec, self._folder, job.attempt, self._history.nodes(self._name, job.attempt))
 
     def _wait_for_workspace(self, job: JobRecord) -> None:
-        """Let `/workspace/dataset` and `/workspace/model` lead to the inputs of the job, when no other job uses them.
+        """Let `/workspace/dataset` and `/workspace/model` lead to the inputs of the job.
+
+        While another job uses other files at these paths, wait.
 
         Raises:
             JobStoppedError: the job has to stop.
@@ -341,7 +345,7 @@ class Supervisor:
             clock.sleep(_POLL_S)
 
     def _may_freeze(self, job: JobRecord) -> bool:
-        """Whether an image of the job can be used: False if the job is deleted, or gets another number of nodes."""
+        """Whether an image of the job would be used: False if the job is to be deleted or scaled."""
         return job.wanted is not RequestedAction.DELETE and job.target_nodes is None
 
     def _freeze(self, resort: LastResort) -> None:
@@ -354,7 +358,7 @@ class Supervisor:
         try:
             resort.freeze(before_end=note)
         except (SafepointError, OSError) as error:
-            message = f"it cannot be saved in time, and could not be frozen: {error}"
+            message = f"the job cannot be saved in time, and could not be frozen: {error}"
             _log.warning("%s", message)
             self._history.become(self._name, self._job.state, actor=self._actor, message=message)
 

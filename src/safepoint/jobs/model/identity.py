@@ -6,10 +6,10 @@ import enum
 class VariableKind(enum.Enum):
     """What a variable of an object store holds.
 
-    This decides from where a job may take the variable, and who may see it.
+    The kind decides from where a job may take the variable, and who may see it.
     """
 
-    KEY = "a key; no job shows it"
+    KEY = "a key; secret, and accepted from a Secret of a cluster, but from no other object"
     KEY_OWNER = "who owns a key; not secret, but accepted only from the same sources as a key"
     LOGIN = "how this machine gets keys"
     SERVER = "the address of the server; another person's object sets it only together with keys"

@@ -24,7 +24,8 @@ class Input:
         kind: `dataset` or `model`.
         source: `hf://<owner>/<repository>`, `s3://<bucket>/<prefix>`, or the absolute path of a folder.
         target: the path at which the ranks find it, such as `/workspace/dataset`.
-        ignore: patterns of the files that are not fetched, as for `fnmatch`. They do not apply to a folder.
+        ignore: patterns of the files that are not fetched, as for `fnmatch`. They have no effect if the source
+            is a folder.
         env: variables for the fetch, such as the address of the server.
     """
 

@@ -15,7 +15,7 @@ class LogLine:
     """One line of a job's output.
 
     Args:
-        source: `rank 0`, `node 0` (a launcher or a pod) or `packages`.
+        source: `rank 0`, `node 0` (a launcher or a pod), `packages`, `dataset initializer` or `model initializer`.
         text: the line without its end.
     """
 
@@ -72,7 +72,7 @@ class Job(Summary, Protocol):
 
     @property
     def ranks_per_node(self) -> int | None:
-        """Ranks of each node; None when a runtime of the cluster decides."""
+        """The number of ranks on each node; None if a runtime of the cluster decides it."""
         ...
 
     @property

@@ -29,9 +29,9 @@ def output_of(spec: JobSpec, progress: Progress | None) -> str | None:
 
 
 def place_of(spec: JobSpec, output: str) -> str:
-    """The folder or object store of an output location.
+    """An output location as an absolute path or a URI.
 
-    If this value is the same for two jobs, they write to the same place.
+    If this value is the same for two jobs, they write to the same location.
     """
     location = parse_location(output)
     with contextlib.suppress(ValueError):  # the claim has no folder on this machine

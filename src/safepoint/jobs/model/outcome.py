@@ -26,7 +26,7 @@ class Outcome:
 
     Args:
         state: its new state.
-        exit_code: the exit code of the attempt; None when its launchers were killed; 75 if they are in an image.
+        exit_code: the exit code of the attempt; None when its launchers were killed; 75 if they were frozen.
         message: why.
         setbacks: consecutive interruptions without progress.
     """
@@ -74,7 +74,7 @@ def conclude(
     without_step = "its state is saved" if saved else "nothing is saved yet"
     what_is_saved = without_step if safe_step is None else f"step {safe_step} is saved"
     if missing_in and safe_step is not None:
-        what_is_saved += f" on this machine only; when the job resumes, it is uploaded to {missing_in}"
+        what_is_saved += f" on this machine only; when the job resumes, this step is uploaded to {missing_in}"
     if was_asked and not saved and image is not None:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         return Outcome(

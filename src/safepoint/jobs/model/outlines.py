@@ -12,7 +12,7 @@ def outline_for(settings: RunSettings, *, num_nodes: int, ranks_per_node: int | 
     Args:
         settings: the options of its run.
         num_nodes: the number of its nodes.
-        ranks_per_node: ranks of each node; None if the runtime or the pod decides.
+        ranks_per_node: the number of ranks on each node; None if the runtime or the pod decides it.
     """
     policies = parse_policies(settings.keep)
     best = [one.count for one in policies if isinstance(one, KeepBest)]

@@ -17,7 +17,10 @@ from safepoint.settings.run_settings import RunSettings
 
 
 class RequestedAction(enum.StrEnum):
-    """The action that is requested for a job. Commands store it, and the supervisor carries it out."""
+    """The action that is requested for a job.
+
+    Commands and the supervisors of other jobs store it, and the job's own supervisor carries it out.
+    """
 
     RUN = "run"
     SUSPEND = "suspend"
@@ -37,14 +40,15 @@ class JobRecord:
         state: its state.
         wanted: the requested action.
         created: RFC 3339 UTC.
-        changed: when `state` last changed.
+        changed: when `state` or `message` was last stored, RFC 3339 UTC.
         message: why it is in this state; may be empty.
-        exit_code: the exit code of the last attempt that has ended; None if no attempt has ended.
+        exit_code: the exit code of the last attempt that has ended; None if no attempt has ended, or if the launchers
+            of this attempt were killed.
         attempt: the number of its newest attempt; 0 before the first.
         safe_step: the newest step known to be committed.
-        setbacks: consecutive interruptions from outside without progress.
+        setbacks: the number of consecutive interruptions without progress that were not requested.
         target_nodes: a number of nodes that was requested and is not in effect yet; None if no number was requested.
-        image: the newest process image of its newest attempt, absolute; None if there is none.
+        image: the absolute path or the URI of the newest process image of its newest attempt; None if there is none.
     """
 
     name: str
@@ -110,7 +114,7 @@ class JobRecord:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of each node."""
+        """The number of ranks on each node."""
         return self.spec.ranks_per_node
 
     @property
@@ -165,7 +169,7 @@ class AttemptRecord:
         started: RFC 3339 UTC.
         ended: RFC 3339 UTC; None while the attempt runs.
         outcome: the state of the job after the attempt, and why.
-        exit_code: the exit code of the attempt.
+        exit_code: the exit code of the attempt; None while the attempt runs, or if its launchers were killed.
     """
 
     number: int

@@ -49,14 +49,14 @@ _LAUNCHERS_OWN = ("record_folder", "launcher_pid", "keeper", "job_dir", "has_beg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job.
+    """The specification of one job.
 
     Args:
         name: lower case letters, digits and dashes, 63 at most, as Kubernetes names objects.
         program: script or module, and arguments. For a function, the script is a file in the job's folder.
         is_module: run the program as `python -m` does.
         python: the interpreter.
-        working_dir: an absolute path.
+        working_dir: the absolute path of the folder in which the job runs.
         num_nodes: number of launchers.
         ranks_per_node: number of ranks of each node.
         cpu_per_node: CPU slots of each node.

@@ -20,7 +20,7 @@ class JobState(enum.StrEnum):
     SUSPENDED = "Suspended"
     """Stopped by `suspend`; `resume` continues it."""
     RESUMING = "Resuming"
-    """Its processes have started again and load the newest checkpoint."""
+    """Its processes have started again and load a checkpoint, or they are restored from a process image."""
     PREEMPTED = "Preempted"
     """Stopped in favour of a job with a higher priority; the job resumes by itself."""
     RESTARTING = "Restarting"

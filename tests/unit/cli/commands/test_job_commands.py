@@ -253,7 +253,7 @@ def test_a_rank_that_the_job_has_not() -> None:
     outcome = safepoint("logs", "two", "--rank", "99", "--json")
     assert outcome.code == 10
     assert outcome.exit_error["message"] == "job two has no rank 99"
-    assert outcome.exit_error["hint"] == "its ranks are 0 to 1"
+    assert outcome.exit_error["hint"] == "ranks of the job: 0 to 1"
     assert safepoint("logs", "two", "--rank", "1").code == 0
     assert safepoint("logs", "two", "--rank", "7").stdout == "before it was scaled\n"
 

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_not_in_the_store_is_safe_here_only() -> None:
     """A person who cleans this machine must know."""
     outcome = end(75, wanted=RequestedAction.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
     assert outcome.message.startswith(
-        "step 7 is saved on this machine only; when the job resumes, it is uploaded to s3://bucket/run"
+        "step 7 is saved on this machine only; when the job resumes, this step is uploaded to s3://bucket/run"
     )
     failed = end(13, wanted=RequestedAction.SUSPEND, safe_step=7, missing_in="s3://bucket/run")
     assert failed.message.count("s3://bucket/run") == 1
