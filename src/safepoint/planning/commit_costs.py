@@ -67,8 +67,8 @@ class Platform:
         return math.ceil(num_ranks / self.ranks_per_machine)
 
     def transfer_s(self, num_ranks: int) -> float:
-        """Seconds to move the whole state to the store, or from it. The machines and the
-        store have different speeds; the slower speed decides."""
+        """Seconds to move the whole state to the store, or from it. The machines and the store have
+        different speeds; the slower speed decides."""
         ranks = min(num_ranks, self.ranks_per_machine)
         of_machine_s = ranks * self.state_bytes / self.machine_bytes_per_s
         return max(of_machine_s, num_ranks * self.state_bytes / self.store_bytes_per_s)

@@ -264,8 +264,8 @@ def _tied_in(config: Mapping[str, Any], stored: Container[str]) -> tuple[Tensor,
 
 
 def _check_size(where: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse a model that no computer holds: its sizes would overflow the formats of files, and the
-    list of its tensors would fill the memory of this process.
+    """Refuse a model that no computer holds: its sizes would overflow the formats of files, and the list of
+    its tensors would fill the memory of this process.
 
     Raises:
         UsageError: there are too many tensors, or too many parameters.

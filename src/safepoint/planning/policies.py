@@ -47,7 +47,8 @@ class Policy:
     Args:
         name: its name in tables.
         description: one sentence.
-        fixed_interval_s: seconds of work between saves; None for the best interval for its costs and the failures.
+        fixed_interval_s: seconds of work between saves; None for the best interval, which depends on the
+            costs of the policy and on the failures.
         longest_interval_s: the upper limit of the best interval, in seconds.
         on_notice: what the program does on SIGTERM.
         notice_delay_s: seconds from SIGTERM until the save begins, in addition to the rest of the step.

@@ -2,10 +2,10 @@
 
 The formula comes from "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat
 OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N x checkpoint_size + consolidation_peak +
-final_model + safety_buffer, for each pod. For each term, there is also the most that Safepoint has on the disk. This
-value follows from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
-`checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one
-checkpoint at a time is uploaded, and is not deleted meanwhile), `training/engine/final_model_save.py` (the final
+final_model + safety_buffer, for each pod. Each term also has a second value: the most that Safepoint has on the disk.
+This value follows from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and
+renamed), `checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py`
+(one checkpoint at a time is uploaded, and is not deleted meanwhile), `training/engine/final_model_save.py` (the final
 model goes to the store without a disk), and `snapshot/keeper_client/arena.py` (memory).
 """
 

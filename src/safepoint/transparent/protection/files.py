@@ -124,8 +124,8 @@ class ProtectedWriter:
 
 
 class ProtectedFile:
-    """An open file. Several threads may read it at the same time. If its key is known, the content that
-    is read is authentic."""
+    """An open file. Several threads may read it at the same time. If its key is known, the content that is
+    read is authentic."""
 
     def __init__(self, path: Path, protection: FileProtection | None) -> None:
         """Open the file at `path`, with the protection with which it was written.
