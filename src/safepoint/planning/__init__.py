@@ -1,6 +1,7 @@
-"""Computes what a run will need and lose before it begins: storage, cost, interval, and a simulated cluster.
+"""Computes, before a run begins, what the run will need and lose: storage, cost, interval, and a simulated cluster.
 
-Pure arithmetic and simulation with the standard library only; nothing here reads a job or writes a file.
+Arithmetic and simulation, without packages beside the standard library. Files that describe models and trainings are
+read; nothing is written, and no job is looked up.
 
 A plan of the storage of a model:
 

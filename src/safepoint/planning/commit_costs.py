@@ -18,8 +18,8 @@ _LISTED = 1000
 """The number of keys in one answer of S3 to a list request."""
 _VOTE_S = 201e-6
 _HOP_S = 227e-6
-"""The seconds that the vote of two ranks adds to a step, and the shortest time in seconds that a bare all-reduce of
-two ranks took (docs/benchmarks.md, Vote, 2026-11-21)."""
+"""The seconds that the vote of two ranks adds to a step (`_VOTE_S`), and the shortest time in seconds that a bare
+all-reduce of two ranks took (`_HOP_S`); docs/benchmarks.md, Vote, 2026-11-21."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,8 @@ class Platform:
         return math.ceil(num_ranks / self.ranks_per_machine)
 
     def transfer_s(self, num_ranks: int) -> float:
-        """Seconds to move the whole state to the store, or from it: the slower of the machines and the store."""
+        """Seconds to move the whole state to the store, or from it. The machines and the store have
+        different speeds; the slower speed decides."""
         ranks = min(num_ranks, self.ranks_per_machine)
         of_machine_s = ranks * self.state_bytes / self.machine_bytes_per_s
         return max(of_machine_s, num_ranks * self.state_bytes / self.store_bytes_per_s)

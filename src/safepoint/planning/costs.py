@@ -122,8 +122,9 @@ def losses(situation: Situation) -> list[Loss]:
 def unsaved_share(situation: Situation) -> float:
     """The productive share of a job of L seconds without checkpoints: L / (M·e^(R/M)·(e^(L/M) - 1)).
 
-    The job is complete when one start has run for L seconds without an interruption. The denominator is the mean time
-    until then (Daly 2006, equation 13, with a single segment and no save at its end).
+    M is the mean time between two interruptions, and R is the time of a restart. The job is complete when it has
+    trained for L seconds without an interruption. The denominator is the mean time until the job is complete (Daly
+    2006, equation 13, with a single segment and no save at its end).
     """
     between_s = situation.interruptions.between_s
     length, restart = situation.job_s / between_s, situation.restart_s / between_s
@@ -151,7 +152,7 @@ class Figure:
         what: what the figure measures.
         stated: the figure in the text.
         computed: the computed figure, not rounded.
-        difference: why the two differ.
+        difference: why the two figures differ; empty if they are equal.
     """
 
     what: str
@@ -181,10 +182,10 @@ def example_of_article() -> Sequence[Figure]:
             what="58 minutes lost, 4 times in a week",
             stated=213,
             computed=a_week * epoch,
-            difference=f"{rounded}; the article multiplies 0.97 hours, which is $213.40",
+            difference=f"{rounded}; the article computes with 0.97 hours, which gives $213.40",
         ),
         Figure(what="10 minutes of a grace period", stated=9, computed=grace, difference=rounded),
-        Figure(what="the same, 4 times in a week", stated=37, computed=a_week * grace, difference=rounded),
+        Figure(what="10 minutes, 4 times in a week", stated=37, computed=a_week * grace, difference=rounded),
         Figure(what="saved in a week", stated=176, computed=saving, difference=""),
         Figure(
             what="saved in a year",
@@ -263,9 +264,10 @@ class JobHistory:
         return sum(past.down_s for past in self.interruptions)
 
     def lost_without_saves_s(self) -> float:
-        """The work that the same interruptions would have lost without checkpoints: all work of interrupted starts.
+        """The work that these interruptions would have lost without checkpoints: all training before an interruption.
 
-        The job would have started from step 0 each time, and would never have passed the end of its longest start.
+        The job would have started from step 0 each time. So it would never have trained further than in the longest
+        time without an interruption.
         """
         return sum(past.trained_s for past in self.interruptions)
 

@@ -2,7 +2,8 @@
 
 Every source of interruptions is a Poisson process, so all sources together are a Poisson process, too: the time to
 the next interruption is exponential with the sum of the rates, and its cause is drawn by the shares of the rates.
-Repairs, ageing and bad machines that fail again and again are not modelled. Their interruptions would come in bursts.
+Repairs, ageing and bad machines that fail again and again are not modelled. Interruptions from these causes would
+come in bursts.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Two layouts of the same GPUs side by side: few pods with many GPUs, or many pods with few.
 
 The documents make this comparison in section 6.5 ("Consider the following two configurations for training with six
-GPUs"). It has downloads, local storage, start and resume, and the traffic between pods.
+GPUs"). Here, the comparison shows the downloads, the local storage, the times of a start and of a resume, and the
+traffic between pods.
 """
 
 import math
@@ -14,7 +15,7 @@ from safepoint.planning.storage import Run, StoragePlan, plan_storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPlan:
-    """One layout. A size is the total of all pods, if its description does not name another unit.
+    """One layout. A size is the total of all pods, unless its description names one pod.
 
     Args:
         plan: the plan of the run with this layout.
@@ -92,7 +93,7 @@ def compare_layouts(run: Run, first: tuple[int, int], second: tuple[int, int]) -
     Args:
         run: the training.
         first: the number of nodes, and the number of GPUs of each node.
-        second: the same for the other layout.
+        second: the same two numbers of the other layout.
 
     Raises:
         UsageError: the layouts have different numbers of GPUs.

@@ -54,8 +54,8 @@ class ModelShape:
         name: its name, for people.
         source: where the tensors come from, for people.
         family: the `model_type`, or None if it is not known.
-        dtype: the type of the weights in the files, a name of torch; None if it is not known. A `config.json` may
-            state a type in which no model is trained: `dtype_of` checks it.
+        dtype: the type of the weights in the files, by its name in torch; None if it is not known. A `config.json`
+            may state a type in which no model is trained: `dtype_of` checks it.
         tensors: parameters and persistent buffers. A tied weight is listed once, by its first name.
         tied: the further names of tied weights.
         is_exact: whether the tensors are exact. If False, they are an estimate from a parameter count.
@@ -102,7 +102,7 @@ def dtype_of(text: str, option: str = "--dtype") -> str:
 
 
 def read_model(path: Path) -> ModelShape:
-    """The model in a folder, or of a `config.json`.
+    """The model in a folder, or the model that a `config.json` describes.
 
     In a folder, the headers of the safetensors files are read. If there are no such files, `config.json` is read.
 
@@ -226,7 +226,7 @@ def _of_folder(folder: Path) -> ModelShape:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files that `from_pretrained` reads: one file, the files that an index lists, or the files whose
-    names begin with `model`.
+    names begin with `model`. If there are none of these, all safetensors files but those of adapters.
 
     Raises:
         UsageError: some of these files are missing. A plan without them would be for a smaller model.
@@ -256,7 +256,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _tied_in(config: Mapping[str, Any], stored: Container[str]) -> tuple[Tensor, ...]:
-    """Names of tied weights that the files do not have; empty if the family is not known."""
+    """The further names of tied weights that the files do not have; empty if `config` does not give these names."""
     try:
         return tuple(one for one in tensors_of(config, _CONFIG).tied if one.name not in stored)
     except UsageError:
@@ -264,7 +264,8 @@ def _tied_in(config: Mapping[str, Any], stored: Container[str]) -> tuple[Tensor,
 
 
 def _check_size(where: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse a model that no computer holds: its sizes would overflow the formats of files, and fill the memory here.
+    """Refuse a model that no computer holds: its sizes would overflow the formats of files, and the list of
+    its tensors would fill the memory of this process.
 
     Raises:
         UsageError: there are too many tensors, or too many parameters.
@@ -310,7 +311,8 @@ _VOCABULARY = 128_256
 _LEAST_WIDTH = 8
 _USUAL_RATIOS = (1, 16)
 _POSSIBLE_RATIOS = (1 / 16, 64)
-"""The width of the feed-forward part, divided by the width of the layer. Published models have 2.5 to 8."""
+"""The lower and the upper limit of a ratio: the width of the feed-forward part, divided by the width of the layer.
+Published models have ratios of 2.5 to 8."""
 
 
 def of_count(
@@ -325,8 +327,8 @@ def of_count(
         vocabulary: the number of rows of the embedding; None for 128,256, or fewer if the model is small.
 
     Raises:
-        UsageError: no such model has so few or so many parameters, or the numbers contradict each other: the number
-            of layers would exceed their width, or the feed-forward part would have a width that no model has.
+        UsageError: `num_parameters` is out of range, or the numbers contradict each other. They do if there are more
+            layers than the width of a layer, or if the feed-forward part would have a width that no model has.
     """
     if not 10_000 <= num_parameters <= _MOST_PARAMETERS:
         raise UsageError(

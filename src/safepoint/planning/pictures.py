@@ -10,9 +10,9 @@ from typing import NamedTuple
 _WIDTH, _HEIGHT = 860, 500
 _LEFT, _TOP, _BOTTOM = 64, 66, 58
 _SAMPLE, _MOST_NAME = 50, 260
-"""The width of a sample of a curve's dashes beside its name, and the largest width of a name."""
+"""In pixels: the width of the sample of dashes beside the name of a curve, and the limit of the width of a name."""
 _CHARACTER = 7.2
-"""The width of a character of 13 pixels, rounded up: the fonts of readers differ."""
+"""The width of a character in pixels, at a font size of 13. It is rounded up, because the fonts of readers differ."""
 _COLOURS = (
     ("#1f5fbf", "#7fb2ff"),
     ("#b3400c", "#ff9e6b"),
@@ -118,7 +118,7 @@ def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _H
     """The first lines of a picture: its size, its words for screen readers, and its colours.
 
     Classes: `s0` to `s7` are the colours of series for lines, and `f0` to `f7` are the same colours for areas. `grid`
-    and `axis` are lines. Text without a class is readable on both kinds of pages.
+    and `axis` are lines. Text without a class is readable on light and on dark pages.
     """
     light = "".join(_rules(number, pair[0]) for number, pair in enumerate(_COLOURS))
     dark = "".join(_rules(number, pair[1]) for number, pair in enumerate(_COLOURS))
@@ -146,7 +146,7 @@ def curves(
 ) -> str:
     """A picture of lines, each with its name at its right end.
 
-    A curve of one point is a dot. Texts of the horizontal axis that would cover each other are left out.
+    A curve of one point is a dot. If texts of the horizontal axis would cover each other, some of them are left out.
 
     Raises:
         ValueError: there are more series than colours, or a series has no points.

@@ -8,8 +8,9 @@ The costs of the platform are the same for all programs. The other costs come fr
   to the host at the boundary takes 378 ms for 5.99 GB). The copy is durable after 2.03 times what the disk needs
   (Snapshots, 2026-11-22: 1.587 s and 0.783 s).
 - A save of Safepoint stalls for 1.2 ms, and 0.19 ms for each GB of a rank (CUDA models, 2026-11-26: the call takes
-  1.45 ms, the stall is 0.003 of the pause of the peer). Its snapshot is complete after 19 ms for each GB (53 GB/s).
-  The save is durable after 1.04 times what the disk needs (Snapshots, 2026-11-22: 0.814 s and 0.783 s).
+  1.45 ms, and the stall is 0.003 of the 378 ms in which all tensors are copied at the boundary). Its snapshot is
+  complete after 19 ms for each GB (53 GB/s). The save is durable after 1.04 times what the disk needs (Snapshots,
+  2026-11-22: 0.814 s and 0.783 s).
 - After SIGTERM, Safepoint needs the rest of the step and 0.06 s before it saves; the Trainer first waits for 3 s
   (SIGTERM, 2026-11-21).
 - Loading from memory takes 0.59 s for each GB of a rank (Restart from memory, 2026-11-21).
@@ -46,7 +47,8 @@ class Policy:
     Args:
         name: its name in tables.
         description: one sentence.
-        fixed_interval_s: seconds of work between saves; None for the best interval for its costs and the failures.
+        fixed_interval_s: seconds of work between saves; None for the best interval, which depends on the
+            costs of the policy and on the failures.
         longest_interval_s: the upper limit of the best interval, in seconds.
         on_notice: what the program does on SIGTERM.
         notice_delay_s: seconds from SIGTERM until the save begins, in addition to the rest of the step.
@@ -57,7 +59,8 @@ class Policy:
         write_factor: the time of a save, divided by the time that the disk needs for its bytes.
         keeps_memory: whether the newest snapshot survives the end of the ranks.
         replicates: whether a machine in another rack has the newest snapshot too.
-        snapshots: whether it also takes snapshots between its saves, as often as possible in 1 % of the time.
+        snapshots: whether the program also takes snapshots between its saves, as often as possible in 1 % of the
+            time.
         votes: whether all ranks vote in each step.
         exists: whether a program offers this policy today.
     """
@@ -101,9 +104,10 @@ class Plan:
         notice_needed_s: the time from an announcement until everything is durable.
         keeps_memory: whether the newest snapshot survives the end of the ranks.
         replicates: whether the newest snapshot survives the loss of a machine or a rack.
-        snapshot_every_s: work between two snapshots between the saves; None without such snapshots.
-        snapshot_stall_s: how long such a snapshot stalls training.
-        ranks_restart_s: the time from the end of the ranks until training works again from memory.
+        snapshot_every_s: work between two snapshots that are taken between saves; None if there are none.
+        snapshot_stall_s: how long a snapshot between saves stalls training.
+        ranks_restart_s: the time from the end of the ranks until training works again on the same machines, without
+            loading.
         machine_restart_s: the time from the loss of a machine until training works again, without loading.
         load_s: the time to load the state from the store.
         load_memory_s: the time to load the state from memory, or from the memory of other machines.
@@ -201,7 +205,9 @@ def with_interval(plan: Plan, interval_s: float, step_s: float) -> Plan:
 
 
 def whole_steps_s(least_s: float, step_s: float) -> float:
-    """The duration of the smallest number of steps that take at least `least_s`, at least one step; `math.inf` stays.
+    """The duration of the smallest number of steps that take at least `least_s`, at least one step.
+
+    If `least_s` is `math.inf`, or if `step_s` is 0, the result is `least_s`.
 
     State can be saved only at the end of a step. So an interruption loses half a step on average, even if a save
     costs nothing.

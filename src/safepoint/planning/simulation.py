@@ -185,7 +185,7 @@ def _run(  # noqa: PLR0912, PLR0915  one loop over local variables: a call for e
         for hazard in hazards
     ]
     now_s = down_s = waiting_s = repeated_s = ran_s = restart_s = 0.0
-    # Work at the start of this run of the ranks, the durable part of it, and the time when all of it will be durable.
+    # The work when the ranks last started, the durable part of it, and the time when all of it will be durable.
     start_s = durable_s = commit_s = 0.0
     num_interruptions = num_saves = 0
     is_endless = math.isinf(cycle_s)

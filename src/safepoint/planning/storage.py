@@ -2,11 +2,11 @@
 
 The formula comes from "Configuring model checkpointing for distributed training with Kubeflow Trainer V2", Red Hat
 OpenShift AI 3.4, section 6.5.3: base_cache + checkpoint_download + N x checkpoint_size + consolidation_peak +
-final_model + safety_buffer, for each pod. For each term, there is also the most that Safepoint has on the disk. This
-value follows from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and renamed),
-`checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py` (one upload
-at a time holds a checkpoint), `training/engine/final_model_save.py` (the final model goes to the store without a
-disk), and `snapshot/keeper_client/arena.py` (memory).
+final_model + safety_buffer, for each pod. Each term also has a second value: the most that Safepoint has on the disk.
+This value follows from the code: `checkpoint/local/working_checkpoint.py` (a checkpoint is written once, and
+renamed), `checkpoint/local/retention.py` (older ones are deleted after a commit), `checkpoint/remote/uploader.py`
+(one checkpoint at a time is uploaded, and is not deleted meanwhile), `training/engine/final_model_save.py` (the final
+model goes to the store without a disk), and `snapshot/keeper_client/arena.py` (memory).
 """
 
 import math
@@ -127,7 +127,8 @@ class Run:
 
     @property
     def margin_s(self) -> float:
-        """The seconds from the exit of every rank until the platform's SIGKILL, as in `RunSettings.margin_s`."""
+        """The seconds from the deadline, at which all ranks have to exit, until SIGKILL, as in
+        `RunSettings.margin_s`."""
         return min(3.0, 0.2 * self.grace_s)
 
 
@@ -138,7 +139,7 @@ class Term(NamedTuple):
         name: its name in the documents.
         documented_bytes: the value by the documents' rule.
         ours_bytes: the value with Safepoint.
-        why: why Safepoint's value differs.
+        why: the reason for Safepoint's value, for people.
     """
 
     name: str
@@ -313,7 +314,7 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
     multiplier = documented_multiplier(training.strategy, has_adapter=bool(training.adapter))
     writes_final = is_first or training.strategy.is_fsdp or training.strategy is Strategy.ZERO3
     documented_final = weights_bytes if writes_final else 0
-    # At a resume, the folder of every node holds the whole checkpoint instead of one of the parts that it keeps.
+    # At a resume, the folder of every node has one whole checkpoint, and the node's parts of the other checkpoints.
     fetched = total - own
     terms = [
         Term("base cache", weights_bytes, weights_bytes, "every pod downloads the model"),
@@ -364,7 +365,7 @@ def peak_bytes(plan: StoragePlan, *, is_uploading: bool = False) -> int:
 
     Args:
         plan: the plan of the run.
-        is_uploading: whether an upload holds one more checkpoint.
+        is_uploading: whether one more checkpoint stays in the folder because it is being uploaded.
     """
     return (plan.run.keep + 1 + is_uploading) * plan.checkpoint_bytes + _RECORDS_BYTES
 

@@ -16,10 +16,11 @@ from safepoint.planning.model import ModelShape, adapter_of, dtype_of, short_cou
 from safepoint.planning.storage import Run, plan_storage, whole_gib, with_buffer
 
 _MORE_CHECKPOINTS = 4
-"""The number of checkpoints in the folder in addition to the N that are kept: the best checkpoint, one that is being
-written, one that is being uploaded, and one that is damaged or that another process reads."""
+"""The number of checkpoints that can be in the folder in addition to the kept checkpoints: the best checkpoint, one
+that is being written, one that is being uploaded, and one that is damaged or that another process reads."""
 _OWN_MODELS = 2
-"""How many times a script may save the finished model into the folder itself, in 32 bits."""
+"""The size limit has room for a script that itself saves the finished model this many times in the folder, in 32
+bits."""
 _OTHER_FILES_BYTES = 10 * 10**9
 """The documents' safety buffer, for other files that a script writes."""
 
@@ -36,7 +37,7 @@ def needs_of(
         model_uri: the `storage_uri` of its model initializer.
 
     Returns:
-        The needs. If the model is on this machine and its needs cannot be computed, `problem` says why. None if no
+        The needs. If the model is on this machine, but the needs cannot be computed, `problem` says why. None if no
         model is named, or if the model is not on this machine.
     """
     given = read_job_arguments(arguments, code=code)

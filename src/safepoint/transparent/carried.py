@@ -100,6 +100,6 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path], stack: c
             stack.enter_context(kept(folder))
             # Links may lead out of the folder, as links to snapshots in memory do. No file is written through a link.
             archive.extractall(folder, filter="tar", numeric_owner=True)
-            folder.chmod(0o700)  # even if others could enter the folder when it was frozen
+            folder.chmod(0o700)  # even if others could enter the folder when the processes were frozen
     except tarfile.TarError as error:
         raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error

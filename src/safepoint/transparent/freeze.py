@@ -79,7 +79,7 @@ def freeze_trees(
         location: where the image will be. The new image refers to pages of the newest image there, if that image is
             valid.
         is_running_after: whether the processes run on. If False, they are ended when the image is committed.
-        carried: the temporary folders of root processes, which are restored with them.
+        carried: root process → the temporary folders that are restored with this process.
         before_end: called when the image is committed, before the processes are ended. If it raises an exception, the
             processes run on. It is not called if `is_running_after`.
         progress: called with the number of bytes of pages stored since the last call.
@@ -88,7 +88,8 @@ def freeze_trees(
         NotFoundError: a process does not exist.
         UsageError: this process is in a tree, a tree is in another tree, a root is the first process of this machine
             or container, or others may write to the folder of the location.
-        FreezeError: CRIU failed; the processes run on.
+        FreezeError: CRIU or the CUDA driver failed, or a process has something that cannot be frozen; the processes
+            run on, or wait until the driver can restore their GPU memory.
         SafepointError, OSError: the image could not be written; the processes run on.
     """
     require_packages()
@@ -162,10 +163,11 @@ def _refuse_overlap(trees: Mapping[int, Sequence[int]]) -> None:
 
 
 def _dump(criu: Criu, roots: Sequence[int], pages: Path, image: NewImage, guard: Guard) -> list[Dump]:
-    """Dump all trees at once. If a dump fails, wait for the others, because each dump restores its processes."""
+    """Dump all trees at once. If a dump fails, wait for the others, because each CRIU has to undo its changes to
+    its processes."""
     stack = contextlib.ExitStack()
     running: list[int] = []
-    """A pidfd of each CRIU: when one has ended, another process may get its number."""
+    """A pidfd of each CRIU: when a CRIU has ended, another process may get its number."""
     is_over = threading.Event()
     """Set when the CRIUs were killed. A signal may arrive before all of them have started."""
 

@@ -4,7 +4,7 @@ CRIU opens files by their paths, and compares only their sizes and modes. Files 
 deleted since the freeze, by a reboot or by a program that cleans the folder. Then another user can make a file of the
 same name, and so decide what is in the memory of the processes, or which code they run. CRIU itself makes the Unix
 sockets of the processes, and the files that were already deleted at the freeze. If another user owns the folder of
-such a file, that user can replace the file.
+one of these sockets and files, that user can replace it.
 
 The processes will also use paths that variables and arguments name, such as a cache of compiled code, or the script
 that a launcher starts again.
@@ -71,7 +71,7 @@ def refuse_planted_files(folder: Path, users: Collection[int]) -> list[str]:
 def refuse_planted_paths(pids: Iterable[int], proc: Path = _PROC) -> None:
     """Check the files and folders that variables and arguments of restored processes name.
 
-    If a named folder is missing, and another user could make it, this function makes the folder. The folder of a
+    If a named folder is missing, and another user could make this folder, this function makes it. The folder of a
     named file is treated in the same way.
 
     Args:

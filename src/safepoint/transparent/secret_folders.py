@@ -1,7 +1,7 @@
 """Temporary folders for data that no other user may read, such as the memory of processes.
 
 Promises: such a folder is deleted at the end of the `with` block. If the process is killed in this block, the folder
-is deleted when a process of the same user next makes a secret folder with the same prefix in the same place.
+is deleted when a process of the same user next makes a secret folder with the same prefix in the same parent folder.
 """
 
 import contextlib
@@ -57,10 +57,10 @@ def _make(parent: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _delete_left(path: Path) -> None:
-    """Delete the folder if it belongs to this user, and no process holds it.
+    """Delete the folder if it belongs to this user, and no process has locked it.
 
     Raises:
-        BlockingIOError: a process holds the folder.
+        BlockingIOError: a process has locked the folder.
         OSError: the folder cannot be opened.
     """
     descriptor = _lock(path)

@@ -24,7 +24,7 @@ _SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """A place for raw pages.
+    """The folders for raw pages.
 
     Args:
         folder: an empty folder that only this user can open.
@@ -43,7 +43,7 @@ def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
     """Make a folder with room for `num_bytes`, and delete it when the `with` block ends.
 
     Args:
-        num_bytes: how much will be written to it.
+        num_bytes: how many bytes will be written to the folder.
         disk: an existing folder to use if memory has no room.
 
     Raises:
@@ -72,7 +72,7 @@ def staging(num_bytes: int, disk: Path) -> Generator[Staging]:
 
 @contextlib.contextmanager
 def _huge_pages() -> Generator[Path | None]:
-    """A file system with huge pages, as large as the one at `/dev/shm`; None where it cannot be made."""
+    """A file system with huge pages, limited to the free space of `/dev/shm`; None if it cannot be made."""
     try:
         descriptor = open_unnamed_tmpfs(shutil.disk_usage(_MEMORY).free)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Restores the processes of an image, all trees at one moment.
 
 The order of the steps: check the whole image, and the images that it needs; restore all trees up to the point where
-no process runs yet; let all of them run.
+all processes exist and none runs; let all of them run.
 
 Promises: CRIU is started only after everything was checked, and the files from which it restores are byte for byte
 the files that it had written. Either all trees run or none, even if Safepoint or CRIU is killed.
@@ -60,7 +60,8 @@ def thaw_image(
     Raises:
         UsageError: another user may have written the image.
         ImageError: the image is damaged, or was made on a machine with another kind of processor.
-        FreezeError: CRIU or the CUDA driver could not restore the processes; no process runs.
+        FreezeError: CRIU or the CUDA driver could not restore the processes, or they would use a file that another
+            user has made; no process runs.
         UnsupportedError: the processes used a GPU, and this machine cannot restore its memory; or no program can be
             executed in any temporary folder.
         StorageError: there is too little space for the raw pages.

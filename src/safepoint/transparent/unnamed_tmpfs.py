@@ -3,15 +3,17 @@
 It is mounted at no path: only its descriptor leads to it. So nothing has to be unmounted, and its memory is released
 when the last process that has it open ends, even if that process is killed.
 
-With `huge=within_size`, the kernel gives large pieces of a file huge pages. To write 512 MB then takes a fifth of the
-processor time that it takes with ordinary pages, and to delete them a fiftieth. Small files get small pages.
+With `huge=within_size`, the kernel gives large pieces of a file huge pages. Compared with ordinary pages, to write a
+file of 512 MB then takes a fifth of the processor time, and to delete this file takes a fiftieth. Small files get
+small pages.
 """
 
 import ctypes
 import os
 
 _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
-"""The numbers of these system calls, which are the same on all processors. glibc before 2.36 has no functions."""
+"""The numbers of these system calls, which are the same on all processors. glibc before 2.36 has no functions for
+them."""
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
@@ -22,7 +24,7 @@ def open_unnamed_tmpfs(size_bytes: int) -> int:
     """Make a file system that only this user can open, and open its root folder.
 
     Args:
-        size_bytes: how many bytes its files may have.
+        size_bytes: the limit of the size of all its files together.
 
     Returns:
         The descriptor of the folder, which no child process inherits.

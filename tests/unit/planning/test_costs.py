@@ -39,7 +39,7 @@ ARTICLE = Situation(
         ("58 minutes lost", 53, 0),
         ("58 minutes lost, 4 times in a week", 213, 0),
         ("10 minutes of a grace period", 9, 0),
-        ("the same, 4 times in a week", 37, 0),
+        ("10 minutes, 4 times in a week", 37, 0),
         ("saved in a week", 176, 0),
         ("saved in a year", 9100, -2),
         ("10 minutes of an idle cluster", 9, 0),

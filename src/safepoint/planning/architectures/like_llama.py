@@ -16,7 +16,7 @@ class Style(NamedTuple):
     is_fused: bool = False
     has_four_norms: bool = False
     experts: str = ""
-    """The field with the number of experts."""
+    """The name of the field with the number of experts; empty for a family without experts."""
 
 
 def like_llama(style: Style) -> Callable[[Fields], Iterator[Tensor]]:

@@ -133,10 +133,13 @@ def _unused(options: dict[str, tuple[str, ...]], code: Path | None) -> Iterator[
     if _is_on(options, "use_peft") and "lora_modules_to_save" in options:
         yield (
             f"{typed('lora_modules_to_save')}: PEFT also saves these modules as they are. All weights are planned, "
-            "which is more than such a checkpoint has"
+            "which is more than a checkpoint of the adapter and these modules has"
         )
     if "deepspeed" in options and _strategy(options, code) is None:
-        yield f"{typed('deepspeed')}: this machine cannot read this file, or it has no ZeRO-1 to 3; pass --strategy"
+        yield (
+            f"{typed('deepspeed')}: this machine cannot read this file, or the file has no ZeRO-1 to 3; "
+            "pass --strategy"
+        )
 
 
 def _strategy(options: dict[str, tuple[str, ...]], code: Path | None) -> Strategy | None:

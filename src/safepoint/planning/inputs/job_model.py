@@ -49,7 +49,8 @@ def find_model(
     Args:
         name: the value of the argument `--model_name_or_path`.
         code: the folder that is sent to the pods; None without such a folder.
-        uri: the `storage_uri` of the job's model initializer, or the folder of a job on this machine.
+        uri: the `storage_uri` of the job's model initializer; for a job on this machine, the folder or the URI from
+            which its model is fetched.
         environ: the variables that name the cache of the Hugging Face Hub; None for the environment of this process.
 
     Raises:

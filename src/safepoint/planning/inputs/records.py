@@ -1,4 +1,4 @@
-"""Reads facts about a run from other records: TrainingArguments as JSON, and the files of a checkpoint."""
+"""Reads facts about a run: from options, from TrainingArguments as JSON, and from the files of a checkpoint."""
 
 import os
 import re
@@ -97,7 +97,7 @@ def find_optimizer(name: str, option: str = "--optimizer") -> Optimizer:
     found = optimizer_named(name)
     if found is None:
         known = nearest(name[:60], OPTIMIZERS)
-        choose = "choose the one that keeps as many values for each weight"
+        choose = "choose an optimizer that keeps the same number of values for each weight"
         raise UsageError(
             f"{option} {name[:60]!r}: Safepoint does not know what this optimizer keeps; nothing was computed",
             hint=f"{known} Otherwise {choose}" if known.endswith("?") else f"{known}; {choose}",
@@ -113,8 +113,8 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
 
     Args:
         path: the path of the file.
-        known: names of the fields of `Given` that options on the command line set. The file is not read for them. So
-            an option also helps if the file has a value that cannot be planned.
+        known: names of the fields of `Given` that options on the command line set. These fields are not taken from
+            the file. So if the file has a value that cannot be planned, an option can replace the value.
 
     Raises:
         UsageError: the file cannot be read, or has other contents.
@@ -130,7 +130,7 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
         raise UsageError(
             f"--for {shown_path(path)}: save_only_model is true, and a checkpoint without optimizer state cannot be "
             "resumed; nothing was computed",
-            hint="leave save_only_model out, as `safepoint run` requires it",
+            hint="leave save_only_model out; `safepoint run` refuses it, too",
         )
     is_mixed = None
     if "is_mixed" not in known:
@@ -172,7 +172,7 @@ def _notes_on_deepspeed(record: Mapping[str, Any], path: Path) -> Iterator[str]:
     if kind is not None and not (isinstance(kind, str) and kind.lower() in {"adam", "adamw", "auto"}):
         yield (
             f"the DeepSpeed configuration in {shown_path(path)} has the optimizer {shown(kind)}, which is not "
-            "planned: pass --optimizer with one that keeps as many values for each weight"
+            "planned: pass --optimizer with one that keeps the same number of values for each weight"
         )
 
 
@@ -321,7 +321,7 @@ def given_by_files(sizes: Mapping[str, int], *, source: str) -> Given:
 
 
 def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...] | None, str | None]:
-    """Rank, modules and base model of an `adapter_config.json`.
+    """Rank, modules and base model of an `adapter_config.json`; None for modules or a base model that it lacks.
 
     Raises:
         UsageError: the adapter is not LoRA, or its rank is invalid. A plan of all weights would be for another

@@ -62,7 +62,7 @@ def only_for(pids: Iterable[int]) -> Generator[Callable[[Callable[[], Any]], Any
     """
     allowed = frozenset(pids)
     if platform.machine() not in _MACHINES:
-        yield functools.partial(_unguarded, "Safepoint knows no calls of this kind of processor")
+        yield functools.partial(_unguarded, "Safepoint does not know the system calls of this kind of processor")
     elif any(map(_has_filter, allowed)):
         yield functools.partial(_unguarded, "a process has a seccomp filter")
     else:
@@ -77,7 +77,7 @@ def _unguarded(why: str, start: Callable[[], Any]) -> Any:
     if is_seeing_all():  # in a container, all processes trust each other
         _log.warning(
             "other users of this machine can connect to CRIU during the dump and change the image, because %s; "
-            "freeze such processes only where you trust all users",
+            "freeze processes here only if you trust all users",
             why,
         )
     return start()
@@ -109,7 +109,8 @@ class _Admission:
         self._thread: threading.Thread | None = None
 
     def start(self, start: Callable[[], Any]) -> Any:
-        """Call `start` on a thread with the filter, which the process that it starts inherits."""
+        """Call `start` on a thread with the filter, and return its result. The process that `start` starts inherits
+        the filter."""
         found: list[Any] = []
         failed: list[BaseException] = []
         refused: list[OSError] = []

@@ -1,12 +1,13 @@
-"""Holds CRIU at two points of a restore: when all processes exist and none runs, and when CRIU has completed them.
+"""Makes CRIU wait at two points of a restore: when all processes exist and none runs, and when CRIU has completed the
+restore.
 
-A connection between two trees survives only if both ends exist before either of them sends anything, so all trees are
-held at the first point. At the second point, the restored processes are still stopped. If CRIU ended now, the kernel
-would end the processes in CRIU's session with SIGHUP, because their parent has ended.
+A connection between two trees survives only if both ends exist before either of them sends anything, so all trees
+wait at the first point. At the second point, the restored processes are still stopped. If CRIU ended at this
+point, the kernel would end the processes in CRIU's session with SIGHUP, because their parent has ended.
 
-CRIU runs a script at these points, which waits for a lock. If Safepoint ends meanwhile, the kernel releases the lock.
-At the first point, the script then fails, because it does not find the file `go`, and CRIU ends the processes that it
-has restored. CRIU closes all descriptors that it inherits, so a pipe cannot replace the lock.
+At these points, CRIU runs a script, which waits for a lock. If Safepoint ends meanwhile, the kernel releases the
+lock. At the first point, the script then fails, because it does not find the file `go`, and CRIU ends the processes
+that it has restored. CRIU closes all descriptors that it inherits, so a pipe cannot replace the lock.
 """
 
 import fcntl

@@ -19,7 +19,7 @@ _KNOWN = (
     (
         r"has bad (?:size|mode)",
         "a file that a process has open was changed after the processes were frozen",
-        "restore the file; programs should open files that grow in the mode 'a'",
+        "restore the file; programs should use the mode 'a' to open files that grow",
     ),
     (
         r"Can't open file .* on restore|Can't open .*: No such file|stat(?:|fs) .*: No such file",
@@ -39,7 +39,7 @@ _KNOWN = (
     (
         r"Can't bind inet socket.*Cannot assign requested address",
         "a process used a network address that this machine or pod does not have",
-        "restore it where the address exists; programs that only use the loopback interface can move",
+        "restore the image where the address exists; programs that only use the loopback interface can move",
     ),
     (
         r"Can't bind .*No such file|fsnotify: Unable to open .*No such file",
@@ -113,7 +113,8 @@ _HARMLESS = re.compile(r"rlimit: |\s*$")
 """Lines that CRIU also writes when it succeeds."""
 _MOST_CHARACTERS = 300
 _MOST_LINES = 3
-"""How many of the last lines are used if no line is an error. CRIU writes only such lines if it lacks all rights."""
+"""How many of the last lines are used if no line is an error. If CRIU lacks all rights, no line of its log is an
+error."""
 
 
 def explain(log: str) -> tuple[str, str]:

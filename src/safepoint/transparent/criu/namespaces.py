@@ -15,13 +15,14 @@ _KINDS = ("pid", "mnt")
 
 
 def first_process_of(pid: int) -> int:
-    """The first process of the PID namespace of a process. It belongs to this user, as CRIU does after a restore.
+    """The first process of the PID namespace of a process. After a restore, this is CRIU, which belongs to this user.
 
     Args:
         pid: a process in another PID namespace.
 
     Raises:
-        FreezeError: CRIU must not run there.
+        FreezeError: the first process is not above `pid`, belongs to another user, or may see other files than
+            this process. So CRIU must not run in this namespace.
     """
     try:
         first = _first_above(pid)

@@ -71,7 +71,7 @@ class Criu:
             command = [*inside, *self.command(action, arguments, images=images, log=log)]
 
             def start() -> "subprocess.Popen[bytes]":
-                # Ctrl-C reaches the whole process group, and must not end CRIU in the middle of a process.
+                # Ctrl-C reaches the whole process group, and must not end CRIU while it dumps a process.
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

@@ -30,7 +30,8 @@ _CORE = re.compile(r"core-([0-9]+)\.img")
 _LOOK_S = 0.005
 _LOOK_AT_LOCKS_S = 0.5
 _LOCKED_S = 5.0
-"""How long a restore may wait for the lock of a file. Another user who may read the file can hold it for ever."""
+"""How long a restore may wait for the lock of a file. Another user who may read the file can hold this lock
+for ever."""
 _ENDING_S = 5.0
 """How long CRIU may take to end what it has restored. It does not end while it waits for a lock."""
 
@@ -62,6 +63,7 @@ def dump(criu: Criu, pid: int, folder: Path, *, log: Path, started: Callable[[in
     Raises:
         FreezeError: CRIU failed, or the processes are in namespaces in which other programs may be root; the
             processes are still stopped.
+        UnsupportedError: this machine lacks a program of util-linux.
     """
     session = _shell_job(is_outside_led(pid))
     arguments = ["--leave-running", "--network-lock", "skip", "--skip-in-flight", *session]

@@ -83,8 +83,8 @@ def _path_of(pid: int, place: str) -> str:
 def held(pids: Iterable[int]) -> Generator[list[int]]:
     """Open a pidfd (a descriptor that stands for one process) of each process. A process that has ended has none.
 
-    Their user may end stopped processes, and then other processes may get their numbers. A pidfd never stands for
-    another process.
+    The user of stopped processes may end them, and then other processes may get their numbers. A pidfd never stands
+    for another process.
     """
     found: list[int] = []
     try:

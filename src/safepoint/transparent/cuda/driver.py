@@ -48,7 +48,8 @@ class CudaDriver(Protocol):
         ...
 
     def lock(self, pid: int, limit_ms: int) -> None:
-        """Block further CUDA calls of the process, unless its running calls last longer than `limit_ms`."""
+        """Block further CUDA calls of the process. If its running calls last longer than `limit_ms`, raise
+        DriverError."""
         ...
 
     def checkpoint(self, pid: int) -> None:
@@ -101,7 +102,7 @@ class DriverLibrary:
         if not gpus:
             self._call("Restore", pid, None)
             return
-        # The bindings copy each UUID from an address, so the bytes must live until then.
+        # The bindings copy each UUID from an address, so its bytes must stay in memory until they are copied.
         memory: list[Any] = []
         pairs: list[Any] = []
         for old, new in gpus.items():

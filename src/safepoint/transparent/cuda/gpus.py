@@ -17,7 +17,7 @@ def gpu_uuids() -> tuple[str, ...]:
 
 
 def used_bytes(pids: Iterable[int]) -> int:
-    """The GPU memory of processes: an upper limit.
+    """An upper limit of the GPU memory of processes, in bytes.
 
     In a container, the driver may report other process numbers. Then all used GPU memory counts.
     """
@@ -51,7 +51,7 @@ def places_for(recorded: Sequence[str], present: Sequence[str]) -> dict[str, str
         raise FreezeError(
             f"the processes were frozen on a machine with {len(recorded)} GPUs, and this machine has {len(present)}; "
             "nothing was restored",
-            hint="restore the image on a machine with as many GPUs of the same kind",
+            hint="restore the image on a machine with the same number of GPUs of the same kind",
         )
     return {uuid: uuid for uuid in recorded if uuid in present} | dict(zip(absent, free, strict=False))
 

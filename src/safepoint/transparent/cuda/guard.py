@@ -57,7 +57,7 @@ class CudaGuard:
 
 
 def bring_back(driver: CudaDriver, pids: Iterable[int], gpus: Mapping[str, str]) -> None:
-    """Try until all processes run or have ended."""
+    """Restore the GPU memory of processes. Try again until all of them run or have ended."""
     waiting: list[ProcessId] = [found for pid in pids if (found := identify(pid)) is not None]
     while True:
         waiting = [process for process in waiting if process.is_alive]

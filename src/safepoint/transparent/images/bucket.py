@@ -41,7 +41,7 @@ from safepoint.transparent.protection.keys import ImageKey
 
 CLAIMS = ".safepoint/images/claims"
 CLAIM_LIVES_S = 24 * 3600.0
-"""An older claim belongs to a writer that has died."""
+"""The writer of a claim that is older than this counts as dead."""
 _NUM_TRIES = 20
 
 
@@ -175,7 +175,7 @@ class ImageBucket(ImageLocation):
         )
 
     def _next_number(self) -> int:
-        # Another program may keep objects below such a name, even without a manifest.
+        # Another program may keep objects below the name of an image, even without a manifest.
         used = {*claims(self._store), *(item.key.partition("/")[0] for item in self._store.list())}
         return next_number(self.where, used)
 
@@ -224,7 +224,7 @@ class Claim:
         store: the store at the location.
         number: the number of the image.
         mark: the files that may be deleted.
-        condition: what must be true of the claim's object.
+        condition: the condition on which the object of the claim is written.
 
     Raises:
         ConditionError: another process has claimed the number.
@@ -286,7 +286,7 @@ class Claim:
 
         Args:
             files: path → size in bytes.
-            are_there: whether this user's image has these files already.
+            are_there: whether the files exist already, and belong to the image.
 
         Raises:
             ConflictError: another process has taken the claim.

@@ -1,7 +1,7 @@
 """Copies images to another location, together with the images that they need.
 
-Promises: each copy appears whole or not at all. It has the bytes that its manifest names, so no key is needed to copy
-an image. Nothing at the target is replaced. An image is copied after the images that it needs.
+Promises: each copy appears whole or not at all. Its files have the same bytes as the files at the source, so no
+key is needed to copy an image. Nothing at the target is replaced. An image is copied after the images that it needs.
 """
 
 import os

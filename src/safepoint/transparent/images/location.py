@@ -160,7 +160,7 @@ class ImageLocation:
         return found
 
     def faults(self, manifest: ImageManifest) -> list[Fault]:
-        """Compare the names and sizes of an image's own files with its manifest. Nothing is read."""
+        """Compare the names and sizes of an image's own files with its manifest. No content is read."""
         try:
             found = list_files(self.path(manifest.name))
         except OSError as error:
@@ -242,7 +242,8 @@ class ImageLocation:
         return facts.key_id == self.key.id and facts.is_encrypted == self._is_encrypting
 
     def control_folder(self) -> Path:
-        """The private folder for temporary files of a restore.
+        """The private folder for the lock and for temporary files of freezes and restores. If it is missing, it is
+        made.
 
         Raises:
             StorageError: the folder cannot be written to.

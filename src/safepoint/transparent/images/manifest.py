@@ -27,7 +27,7 @@ MANIFEST_NAME = "image.json"
 MOST_CHAIN = MOST_SOURCES + 1
 """How many images a chain may have, the newest included."""
 MOST_FILE_BYTES = 1 << 30
-"""The largest file of CRIU, other than pages."""
+"""The limit of the size of a file of CRIU, in bytes. It does not apply to files of pages."""
 
 _PART_NAME = re.compile(r"part-(0|[1-9][0-9]{0,3})")
 _CRIU_NAME = re.compile(r"(?!pages-)[a-z][a-z0-9_.-]{0,99}\.img")
@@ -189,7 +189,7 @@ class ProtectionFacts:
 
     Args:
         key_id: names the key, 16 hex digits.
-        salt: the random bytes from which the keys of the image's files are derived, 64 hex digits.
+        salt: random bytes, 64 hex digits. The keys of the image's files are derived from the key and the salt.
         is_encrypted: whether the files are encrypted; otherwise they are only authenticated.
         mac: the code that authenticates the manifest, 64 hex digits. It is computed over the manifest with `UNSIGNED`
             in place of the code.
@@ -319,7 +319,7 @@ class ImageManifest:
         return self.protection is not None and self.protection.is_encrypted
 
     def signed(self, protection: ImageProtection | None) -> "ImageManifest":
-        """This manifest, authenticated with the key of `protection`; None for an image without protection."""
+        """This manifest, authenticated with the key of `protection`. If there is no key, it gets no protection."""
         if protection is None or protection.key is None:
             return replace(self, protection=None)
         facts = ProtectionFacts(

@@ -42,8 +42,8 @@ def verify(location: ImageLocation, name: str, *, deep: bool, progress: Progress
     Args:
         location: where it is.
         name: the image.
-        deep: read every file and every page, and compare their digests. If False, only manifests, names and sizes are
-            checked.
+        deep: read every file and every page, and compare their digests. If False, only manifests, names, sizes,
+            tables and pagemaps are checked.
         progress: called with the number of bytes of pages read since the last call.
 
     Raises:

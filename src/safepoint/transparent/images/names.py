@@ -1,4 +1,4 @@
-"""The names of images and of their parts. This module needs no further package."""
+"""The names of images and of their parts. This module imports only the standard library."""
 
 import re
 

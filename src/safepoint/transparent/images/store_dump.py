@@ -155,7 +155,8 @@ def store_dumps(
 def _continued(
     location: ImageLocation, parent: Sequence[ImageManifest]
 ) -> tuple[Sequence[ImageManifest], OlderPages | None]:
-    """The chain that a new image can continue, and the pages to which the new image may refer.
+    """The chain that a new image can continue, and the pages to which the new image may refer; empty and None if
+    `parent` is empty or damaged.
 
     The tables of the newest image in the chain are checked as for a restore, because the new image copies their
     references. If a reference were wrong, the new image could not be restored, and its processes would be lost.

@@ -22,7 +22,8 @@ from safepoint.errors import ImageError, StorageError
 _PR_SET_PDEATHSIG = 1
 _STEP, _ERROR = b".", b"!"
 _MOST_TEXT = 1000
-"""How many characters of an error's message a child process reports: a pipe takes so many bytes at once."""
+"""The limit of the characters of an error's message that a child process reports. A pipe takes a report of this
+length at once."""
 
 
 @contextlib.contextmanager
@@ -82,7 +83,8 @@ def _run(work: Callable[[], None], parent: int) -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler is for the process that undoes the command
+        # A handler that undoes the command must run in the parent process only.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getppid() == parent:
             work()
             code = 0
@@ -109,7 +111,8 @@ def _report(pipe: int, error: dict[str, object]) -> None:
 
 
 def _raise_error_of(pipe: int | None) -> NoReturn:
-    """Raise the error that a child process has reported; if `pipe` is None, it has ended without a report."""
+    """Raise the error that a child process has reported; if `pipe` is None, the child process has ended without a
+    report."""
     if pipe is None:
         raise StorageError(
             "a process that read the image was ended; nothing was restored", hint="free some memory, and try again"

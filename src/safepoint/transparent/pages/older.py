@@ -1,9 +1,10 @@
-"""Finds the pages of an older image that equal new pages, at any place.
+"""Finds the pages of an older image that equal new pages, wherever they are in the image.
 
 A new page is first compared with the page that follows the last match, then looked up in a sorted table of eight
 bytes of each digest. If the older image has more than MOST_LISTED pages, the table has only every second, third …
 page, chosen by digest. After a match, the other pages of the block are compared with the old pages at the same
-distance. So the table takes at most 24 MiB, and pages that have moved together are found in an image of any size.
+distance: the number of the old page minus the number of the new page. So the table takes at most 24 MiB, and pages
+that have moved together are found in an image of any size.
 """
 
 import itertools
@@ -25,7 +26,7 @@ _MOST_DISTANCES = 8
 class OlderPages:
     """The pages of the previous image, to which a new image may refer.
 
-    Their numbers run over all page files of the previous image, in the order of `tables`.
+    The pages are numbered from the first page file of the previous image to the last, in the order of `tables`.
     """
 
     def __init__(self, tables: Mapping[tuple[int, int], PageTable], *, most_listed: int = MOST_LISTED) -> None:
@@ -65,7 +66,7 @@ class OlderPages:
 
     def begin(self, part: int, file: int) -> None:
         """Begin a page file. Its pages are first compared with the pages of the old page file of the same name, if
-        that exists."""
+        there is one."""
         place = (part, file)
         self._distance = int(self._begins[self._places.index(place)]) if place in self._places else 0
 
@@ -99,7 +100,7 @@ class OlderPages:
     def _compare(
         self, found: NDArray[np.int64], numbers: NDArray[np.int64], digests: NDArray[Any], distance: int
     ) -> None:
-        """Compare the new pages that have no match yet with the old pages at a distance."""
+        """Compare the new pages that have no match yet with the old pages at this distance."""
         missing = np.flatnonzero(found < 0)
         candidates = numbers[missing] + distance
         is_there = (candidates >= 0) & (candidates < self._begins[-1])

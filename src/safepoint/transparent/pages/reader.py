@@ -1,8 +1,8 @@
 """Reads a page file back into the raw stream of pages, through the page files of older images that it refers to.
 
 Promises: the stream that `restore_pages` writes has the digest of the stream that CRIU wrote. If it has another
-digest, `restore_pages` raises `ImageError`. Large streams are written by a process for each processor. Memory does
-not depend on the size of the stream.
+digest, `restore_pages` raises `ImageError`. Large streams are written by several processes. Memory does not
+depend on the size of the stream.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ _NUM_TOGETHER = 16
 """How many pieces of up to 256 KiB a process writes at a time."""
 _MOST_PROCESSES = 8
 _LEAST_PAGES = 4096
-"""A further process writes at least so many pages. For fewer pages, it would take longer to start than to write."""
+"""The minimum number of pages that each process writes. For fewer pages, a process would take longer to start than to
+write."""
 _ZEROS = bytes(REGION_PAGES * PAGE_BYTES)
 _Piece = tuple[PageFileId, int, int]
 """The page file, the first stored page, and the number of pages."""

@@ -37,7 +37,7 @@ class PageFileId(NamedTuple):
     """Names one of the page files to which a table may refer.
 
     Args:
-        image: 1 for the image of the table, 2 and higher for its sources, as in a run.
+        image: 1 for the image of the table, 2 and higher for its sources, as in an entry of the type `RUN`.
         part: the number of the part.
         file: the N of CRIU's `pages-N.img`.
     """
@@ -104,7 +104,7 @@ class PageTable:
         """Check that each run lies within the stored pages of a page file, and count the pages.
 
         Args:
-            num_stored: the stored pages of each page file to which this table may refer, its own included.
+            num_stored: the number of stored pages of each page file to which this table may refer, its own included.
 
         Returns:
             How many pages are zero, stored in this image, and equal to pages of its sources.
@@ -167,7 +167,7 @@ def _are_within(runs: NDArray[Any], key: PageFileId, num_stored: int | None) -> 
         return key == (ZERO, 0, 0) and not runs["first"].any()
     if num_stored is None or int(runs["first"].max()) > num_stored:
         return False
-    # The difference cannot be negative, so no sum can overflow.
+    # The difference cannot be negative. The sum of `first` and `num_pages` could overflow, so it is not computed.
     return bool((runs["num_pages"] <= np.uint64(num_stored) - runs["first"]).all())
 
 

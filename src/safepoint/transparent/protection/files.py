@@ -1,4 +1,4 @@
-"""The form of a protected file: its bytes, then a tag of 16 bytes for each 64 KiB of them.
+"""The form of a protected file: its bytes, then a tag of 16 bytes for each chunk of 64 KiB.
 
 The tags are computed with AES-256-GCM. In an encrypted file, the bytes are encrypted. In an authenticated file, the
 bytes are unchanged, so that a table can still be mapped: the bytes are the associated data of an empty message.
@@ -124,7 +124,8 @@ class ProtectedWriter:
 
 
 class ProtectedFile:
-    """An open file. Several threads may read it at the same time. What `read` and `content` return is authentic."""
+    """An open file. Several threads may read it at the same time. If its key is known, the content that is
+    read is authentic."""
 
     def __init__(self, path: Path, protection: FileProtection | None) -> None:
         """Open the file at `path`, with the protection with which it was written.

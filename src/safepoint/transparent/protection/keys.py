@@ -1,7 +1,8 @@
 """The keys of images: a user's own key, and keys in files that commands name.
 
-One key is enough for any number of images: each image has random salt, from which its own keys are derived (HKDF with
-SHA-256), one for its manifest and one for each of its files. So no two files ever share a key.
+One key is enough for any number of images. Each image has random salt. From the key and the salt, the keys of the
+image are derived (HKDF with SHA-256): one for its manifest, and one for each of its files. So no two files ever share
+a key.
 """
 
 import hashlib
@@ -52,8 +53,8 @@ def read_key(path: Path) -> ImageKey:
 def own_key_path() -> Path:
     """Where this user's own key is.
 
-    That is the file that the variable SAFEPOINT_IMAGES_KEY names, as in the pods of a job, or one beside the user's
-    settings.
+    The variable SAFEPOINT_IMAGES_KEY can name its file, as in the pods of a job. Otherwise, the file is beside the
+    user's settings.
     """
     named = os.environ.get(KEY_VARIABLE)
     return Path(named) if named else user_file().with_name(KEY_NAME)
