@@ -73,7 +73,9 @@ class Agreement:
         self.receive()
 
     def holds_on(self, step: int) -> bool:
-        """Vote on whether the ranks keep waiting for a suspension after a requested save. Return the result.
+        """Vote on whether the ranks keep waiting for a suspension after a requested save.
+
+        Return whether they keep waiting. If the ranks have agreed to stop, the result is False.
 
         Args:
             step: optimizer steps done.
@@ -115,7 +117,11 @@ class Agreement:
         self.receive()
 
     def step_left_s(self) -> float:
-        """Estimated seconds until the running step is done; 0 if it has already taken longer than the last step."""
+        """Estimated seconds until the running step is done.
+
+        The result is 0 in the first step of an attempt, and if the running step has already taken longer than the
+        last step.
+        """
         return max(0.0, self._step_ms / 1000 - (clock.monotonic_s() - self._step_started_s))
 
     def boundary_ends(self) -> None:

@@ -199,8 +199,8 @@ class Boundary:
         Args:
             write: writes this rank's files.
             is_last: whether this is the last boundary.
-            on_started: called with the trigger (the reason for the save) when a save has started, before the ranks
-                vote again.
+            on_started: called with the trigger (the reason for the save) when a save has started or was postponed,
+                before the ranks vote again.
 
         Raises:
             Interrupted: the ranks have agreed to stop.

@@ -13,7 +13,7 @@ class Deadline:
     """Checks how much time is left for the running step. The thread that watches signals calls `check`.
 
     Args:
-        context: has the time that is left, and the number of the running step.
+        context: has the time that is left, and the number of the last finished step.
         agreement: has measured how long steps take.
         snapshots: has the newest snapshot, and estimates how long it takes to make this snapshot durable.
     """

@@ -148,7 +148,10 @@ class FinalModelSave:
         )
 
     def _wait_for_checkpoint(self, remote: RemoteFolder) -> None:
-        """Wait until the newest checkpoint is in the store, because it is more important than the final model."""
+        """Wait until the newest checkpoint is in the store, because it is more important than the final model.
+
+        The wait also ends if the uploader has failed, or has made no progress for `LONGEST_PATIENCE_S`.
+        """
         newest = max((manifest.step for _, manifest in self._setup.output.manifests()), default=None)
         uploader = self._setup.context.uploads.uploader
         if newest is None or uploader is None:

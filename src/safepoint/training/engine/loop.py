@@ -38,7 +38,10 @@ class TrainingLoop(Protocol):
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether callbacks may add files to a checkpoint. If so, old checkpoints are deleted after the callbacks."""
+        """Whether callbacks may add files to a checkpoint.
+
+        If so, old checkpoints are deleted only after the callbacks have run.
+        """
         ...
 
     def parameters(self) -> Iterable[torch.Tensor]:
@@ -54,11 +57,11 @@ class TrainingLoop(Protocol):
         ...
 
     def manifest_facts(self, attempt: Attempt) -> ManifestFacts:
-        """The facts for the manifest of a checkpoint of this step; the engine adds `libraries`."""
+        """The facts for the manifest of a checkpoint of the current step; the engine adds `libraries`."""
         ...
 
     def retention(self) -> tuple[int | None, set[int]]:
-        """How many checkpoints the script keeps (None for all), and the steps that are never deleted."""
+        """How many checkpoints the script keeps (None for all), and the steps whose checkpoints are never deleted."""
         ...
 
     def write(self, parent: Path, folder: Path) -> None:

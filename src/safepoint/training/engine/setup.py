@@ -58,7 +58,7 @@ class TrainingSetup:
     libraries: Mapping[str, str] = field(default_factory=library_versions)
 
     def manifest_facts(self) -> ManifestFacts:
-        """The facts for the manifest of a checkpoint of this step."""
+        """The facts for the manifest of a checkpoint of the loop's current step."""
         return dataclasses.replace(self.loop.manifest_facts(self.start.attempt), libraries=self.libraries)
 
     def describe(self, trigger: Trigger) -> Describe:
@@ -66,6 +66,6 @@ class TrainingSetup:
         return lambda files: self.manifest_facts().to_manifest(trigger=trigger, files=files)
 
     def working_checkpoint(self, target: Path | None = None) -> WorkingCheckpoint:
-        """Where the ranks write the state of this step; see `WorkingCheckpoint`."""
+        """Where the ranks write the state of the loop's current step; see `WorkingCheckpoint`."""
         attempt_id = self.start.attempt.attempt_id
         return WorkingCheckpoint(self.output, attempt_id=attempt_id, step=self.loop.step, target=target)

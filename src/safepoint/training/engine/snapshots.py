@@ -1,8 +1,8 @@
 """Saves through snapshots, which the keeper (the process of each node that writes snapshots to disk) makes durable.
 
 A snapshot is captured at a boundary, the point between two steps, and its tensors are copied during the next step.
-The ranks agree on each stage of a save by a small all-reduce: either all ranks take a snapshot, or no rank does. If
-no rank takes a snapshot, the save waits for a later boundary, or `SynchronousSave` saves the state at once.
+The ranks agree by small all-reduces: either all ranks take a snapshot, or no rank does. If no rank takes a snapshot,
+the save waits for a later boundary, or `SynchronousSave` saves the state at once.
 """
 
 import enum
@@ -159,7 +159,7 @@ class Snapshots:
             self._postponed = functools.partial(reserve, still_to_come=0)
 
     def _reserve(self, sizes: Sequence[int], device: int | None, *, still_to_come: int) -> None:
-        if self._snapshotter is None or self._snapshotter.arena.num_bytes:  # the first snapshot has allocated it
+        if self._snapshotter is None or self._snapshotter.arena.num_bytes:  # a snapshot has allocated memory
             return
         try:
             self._snapshotter.arena.prepare(sizes, still_to_come=still_to_come, device=device)

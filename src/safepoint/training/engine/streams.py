@@ -109,7 +109,7 @@ class Leader:
     Args:
         peers: all ranks.
         streams: the files, and the bytes that this rank holds.
-        patience_s: how long the other ranks wait for a message of this rank.
+        patience_s: how long the other ranks wait for a message from this rank, in seconds.
     """
 
     def __init__(self, peers: Peers, streams: Streams, *, patience_s: float) -> None:

@@ -52,7 +52,7 @@ def _hook(context: RankContext, module: ModuleType) -> None:
 
 
 def _of_one_machine(args: Any) -> Any:
-    """The options for one machine: Accelerate looks for no free port, and writes no file for other machines."""
+    """The options for one machine, with port 0, so that Accelerate does not refuse a port that is in use."""
     changed = copy.copy(args)
     changed.num_machines, changed.main_process_port = 1, 0
     return changed

@@ -22,7 +22,7 @@ def install_before_ranks() -> None:
 
     cuda: Any = torch.cuda
     for name in _QUESTIONS:
-        if hasattr(cuda, name):  # if not, a query makes this process unfit, and ranks are started as new processes
+        if hasattr(cuda, name):  # if not, a query opens the GPUs here, and ranks are then started as new processes
             setattr(cuda, name, _asked_by_a_copy(getattr(cuda, name)))
 
 

@@ -110,7 +110,7 @@ def _opened(number: int) -> Generator[socket.socket | None]:
         yield None
         return
     with one:
-        # Python changes this mode if the program has set a default timeout for sockets.
+        # Restore the blocking mode: Python has changed it if the program has set a default timeout for sockets.
         one.setblocking(is_blocking)
         yield one if one.family in _FAMILIES and one.type is socket.SOCK_STREAM else None
 

@@ -59,7 +59,8 @@ class Run(Training):
         """The batches of each remaining epoch, up to `count` epochs in all, for loops with work between epochs.
 
         Raises:
-            UsageError: the session has no data.
+            UsageError: the session has no data, or its data cannot be iterated `count` times; or `count` is not a
+                whole number from 0; or the call is outside the session's `with` statement.
         """
         if not self._is_inside:
             raise UsageError("the session is used outside its `with` statement")
@@ -128,7 +129,8 @@ def session(
         The run, for a `with` statement. When the statement begins, the run resumes from the newest valid checkpoint.
 
     Raises:
-        UsageError: the state of an argument cannot be saved, or no output folder is set.
+        UsageError: an argument is invalid, or its state cannot be saved; or no output folder is set; or there are
+            several ranks, and torch.distributed is not initialized.
     """
     _check_types(data, output_dir, save_steps)
     current = current_context()

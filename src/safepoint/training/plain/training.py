@@ -274,6 +274,7 @@ class Training:
         Raises:
             Interrupted: all ranks agreed to stop; a `SystemExit` with the right exit code.
             PeerError: a rank is gone.
+            UsageError: the call is outside the session's `with` statement.
         """
         if not self._is_inside:
             raise UsageError("step() was called outside the session's `with` statement")

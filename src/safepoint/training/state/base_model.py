@@ -122,7 +122,7 @@ def base_entries(model: Any) -> set[str]:
 
     - the weights that the digest of `base_of` covers, and everything that is saved with quantized weights;
     - embeddings of input and output, unless they are trained or the vocabulary was resized. PEFT may read the
-      original model to find out whether it was resized;
+      original model to find out whether the vocabulary was resized;
     - the frozen copy that PEFT keeps of a module which is trained as a whole (`modules_to_save`).
 
     Args:

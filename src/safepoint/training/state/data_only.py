@@ -56,7 +56,7 @@ _DEEPSPEED = {
 _NAME_A_FOLDER = ("latest", "latest_universal")
 """DeepSpeed's files that contain the name of a folder in the checkpoint."""
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-"""The files that list, for each weight, the file of the checkpoint with this weight."""
+"""The files that list, for each weight, in which file of the checkpoint the weight is."""
 _CONFIGURATIONS = ("config.json", "generation_config.json")
 _VERSION = "transformers_version"
 _MAX_NAME_BYTES = 4096
@@ -89,12 +89,12 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
     """While the block runs, frameworks read the files of a checkpoint with the restrictions of `load_data`.
 
     Args:
-        folder: the folder of the checkpoint. In this thread and the threads that it starts, the restrictions also
-            apply to files outside of the folder, because a path can change between a check and its use. The other
-            threads of the script load their own files without restrictions.
-        parts: the optimizers and schedulers whose states are loaded. They may be in wrappers; see
-            `checked_optimizers` and `checked_schedulers`. The engines of DeepSpeed that load their states; see
-            `checked_engine`. Other objects are ignored.
+        folder: the folder of the checkpoint. In this thread, and in threads that start while the block runs, the
+            restrictions also apply to files outside of the folder, because a path can change between a check and its
+            use. In all other threads, the restrictions apply only to files in the folder.
+        parts: the objects whose states are loaded: optimizers and schedulers, also in wrappers (see
+            `checked_optimizers` and `checked_schedulers`), and engines of DeepSpeed (see `checked_engine`). Other
+            objects are ignored.
 
     Raises:
         CheckpointError: a file was refused, even if the framework caught this error or raised another error; or the
@@ -211,8 +211,10 @@ def named_folder(folder: str | os.PathLike[str], name: str) -> str | None:
 def _check_named_files(folder: str | os.PathLike[str]) -> None:
     """Refuse a checkpoint whose index names weights outside of the checkpoint, for example another model's weights.
 
+    This function also checks the configurations of the model.
+
     Raises:
-        CheckpointError: an index names a file outside of the checkpoint, or is invalid.
+        CheckpointError: an index names a file outside of the checkpoint; or an index or a configuration is invalid.
     """
     for name in _CONFIGURATIONS:
         _check_configuration(Path(folder) / name)
@@ -372,7 +374,8 @@ class _Metadata(BoundedUnpickler):
 def _parts_of(key: Any) -> tuple[Any, ...] | None:
     """Return the values that are hashed for a key of `.metadata`; None if the key is not of the type that DCP writes.
 
-    These values are the name of a tensor, and where a part of the tensor begins.
+    These values are the name of a tensor, the offset at which a part of the tensor begins, and the number of the
+    part.
     """
     return (key.fqn, key.offset, key.index) if type(key) is metadata.MetadataIndex else None
 

@@ -15,13 +15,14 @@ from safepoint.checkpoint.weights.torch_file import numbers_of
 from safepoint.errors import CheckpointError
 
 _MOST_PARTS = 1 << 21
-"""The most parts of all tensors together. One list may belong to many tensors."""
+"""The limit of the number of parts that all tensors have together. In a pickle, many tensors can refer to one list of
+parts, so a small file can list many parts."""
 
 
 def check_parts(found: Any) -> None:
     """Check that the listed parts of each tensor make the whole tensor, and that no two places in files overlap.
 
-    torch checks the same when it saves a checkpoint.
+    The parts of a tensor must begin at different offsets, and must together have as many elements as the tensor.
 
     Args:
         found: the metadata; anything else is ignored, because DCP refuses it.

@@ -24,7 +24,7 @@ _OF_SCALER: dict[str, Kind] = {
     "last_overflow_iter": whole(-1),
     "cur_hysteresis": whole(0),
 }
-"""What a dynamic loss scaler changes in a training. All else are settings."""
+"""The attributes that a dynamic loss scaler changes in a training. Its other attributes are settings."""
 
 
 def is_engine(part: Any) -> bool:

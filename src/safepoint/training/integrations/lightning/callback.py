@@ -150,7 +150,7 @@ class SafepointCallback(Checkpoint):
     # ---- where hooks are not enough -------------------------------------------------------------------------------
 
     def _override(self, data: LightningData, parts: LightningParts, folder: Path | None) -> None:
-        """Override the methods in which Lightning restores, makes its loaders, and begins and ends its loops."""
+        """Override the methods with which Lightning restores states, makes loaders, and begins and ends loops."""
         connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
 

@@ -146,8 +146,8 @@ class LightningData:
     def shared(self, position: Position) -> Shared:
         """See `DataSource`. In Lightning, all ranks take their batches together.
 
-        The places of several loaders are not compared: a shorter loader may begin again within an epoch, and its
-        length may be another one on each rank.
+        The positions in several loaders are not compared: a shorter loader may begin again within an epoch, and its
+        length may differ between the ranks.
         """
         loaders = _loader_positions(position)
         only = (loaders[0].epoch, loaders[0].batches) if len(loaders) == 1 else ()

@@ -146,7 +146,7 @@ class LightningParts(Parts):
         If a state of ModelCheckpoint names a file that this callback cannot have written, the state is not loaded.
         ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
         one of these files, and by default does not restrict what its pickle may call. Another person may have written
-        the checkpoint. So its states must not name files elsewhere.
+        the checkpoint. So its states must not name files outside of the folder of ModelCheckpoint.
 
         The state is checked when the callback gets it, and not when the file is read. In between, Lightning renames
         the states of older releases, and moves values into them.
@@ -233,7 +233,7 @@ def _check_counts(state: Any, *, are_counts: bool = False) -> None:
     """
     if isinstance(state, dict):
         for name, value in cast("dict[Any, Any]", state).items():
-            # Lightning makes an attribute of each entry: another one could hide a method.
+            # Lightning makes an attribute of each entry. An entry with another name could hide a method.
             if are_counts and name not in _EVENTS:
                 raise ValueError(f"a loop has no count {name!r:.80}")
             _check_counts(value, are_counts=are_counts or name in _COUNTS)
@@ -269,7 +269,7 @@ class DirectCheckpointIO(CheckpointIO):
     """Writes and reads files with `torch.save` and `torch.load`, directly to and from a path.
 
     Lightning's own plugin serializes into memory first. This needs twice the size of the state in memory. Safepoint
-    also could not intercept the tensors then, and its keeper (the process that writes snapshots) has to write them.
+    also could not intercept the tensors then, so its keeper (the process that writes snapshots) could not write them.
     See `lightning.pytorch.plugins.CheckpointIO`.
 
     Args:

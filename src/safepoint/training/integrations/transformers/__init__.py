@@ -46,8 +46,8 @@ def install(context: RankContext) -> None:
 def install_before_ranks() -> None:
     """Hook uploads in a process from which ranks are copied.
 
-    Other modules import the function `upload_folder` from the hooked module. They do this before `install` is called
-    in the copy.
+    Other modules import the function `upload_folder` from `huggingface_hub.hf_api` before `install` is called in the
+    copy, so the function has to be replaced earlier.
     """
     after_import("huggingface_hub.hf_api", functools.partial(hook_uploads, outputs=_OutputsOfRank()))
 

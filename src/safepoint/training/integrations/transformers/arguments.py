@@ -67,6 +67,9 @@ def apply_settings(args: Any, context: RankContext) -> None:
 
     The context records which object store a folder belongs to. `args` does not record this, because libraries copy
     `args`, and a copy keeps only the name of the folder.
+
+    Raises:
+        UsageError: checkpoints are to be saved by time, and the script needs them at fixed steps.
     """
     settings = context.settings
     wanted = settings.output_dir or args.output_dir
@@ -109,7 +112,8 @@ def finish_settings(args: Any, context: RankContext) -> None:
     """Apply the options once more at `train()`, because scripts change arguments after they were validated.
 
     Raises:
-        UsageError: because of a setting in the script, the run could not be resumed.
+        UsageError: the script has a setting with which a run cannot be resumed, or which contradicts the options (see
+            `apply_settings`).
     """
     from transformers.trainer_utils import SaveStrategy
 

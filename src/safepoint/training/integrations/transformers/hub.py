@@ -1,6 +1,6 @@
 """Keeps the files that Safepoint writes beside the checkpoints out of uploads to the Hugging Face Hub.
 
-Process images hold the memory of processes, with all passwords in it.
+Process images are among these files. They hold the memory of processes, with all passwords in it.
 """
 
 import functools

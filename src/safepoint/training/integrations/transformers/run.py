@@ -70,7 +70,7 @@ class TrainerRun(TrainerCallback):
         trainer: a `transformers.Trainer`, about to train.
 
     Raises:
-        UsageError: with a setting in the script, Safepoint could not resume this run after an interruption.
+        UsageError: the script has a setting with which Safepoint could not resume this run after an interruption.
         PeerError: the ranks cannot connect to each other.
     """
 
@@ -422,7 +422,10 @@ class TrainerRun(TrainerCallback):
         return result
 
     def _agree_on_best(self) -> None:
-        """Set the first rank's `best_model_checkpoint` on all ranks, so that all ranks load the same checkpoint."""
+        """Set the first rank's `best_model_checkpoint` on all ranks, so that all ranks load the same checkpoint.
+
+        Do nothing if all ranks share one output folder.
+        """
         if self._start.complete is not None:
             state = self._trainer.state
             state.best_model_checkpoint = self._peers.from_first(state.best_model_checkpoint)

@@ -34,7 +34,7 @@ from safepoint.training.state.strategy import (
 _log = logging.getLogger("safepoint")
 _TRAINER_STATE = "trainer_state.json"
 _MOMENTS = {"adafactor": 0, "sgd": 0, "lion": 1, "lomo": 0, "rmsprop": 1, "adagrad": 1}
-"""A part of an optimizer's name → how many tensors it keeps for each parameter. Other optimizers keep two."""
+"""A part of an optimizer's name → how many tensors the optimizer keeps for each parameter. Others keep two."""
 
 
 class TrainerLoop:

@@ -47,9 +47,9 @@ class Position:
     Args:
         epoch: epochs done.
         batches: batches of the running epoch that the loop has received.
-        taken: batches that the loop has received in all epochs; None if this number does not determine the position,
-            because an epoch ended early or with an unexpected number of batches, or because an earlier release, which
-            did not count them, wrote the checkpoint.
+        taken: batches that the loop has received in all epochs; None if this number is not known, or does not
+            determine the position. It is not known in checkpoints of earlier versions of Safepoint. It does not
+            determine the position if an epoch has ended early or with an unexpected number of batches.
         epoch_rng: random number states at the start of the running epoch; None before its first batch.
         loader: the loader's own state; None if the loader has no such state.
         sampler: the kind of the loader's sampler.

@@ -276,9 +276,10 @@ class TrackedData:
             loader.load_state_dict({})
             batches = iter(())
         else:
-            # The loader has no saved state, or the state of a finished pass, which is not loaded for the same reason.
-            # The order of this epoch is drawn, and the batches that were trained on are skipped. Then the generators
-            # have the states that the rest of the data needs.
+            # The loader has no saved state, or the state of a finished pass. A loader with the state of a finished
+            # pass would start the next pass at once, so this state is not loaded. The order of this epoch is drawn,
+            # and the batches that were trained on are skipped. Then the generators have the states that the rest of
+            # the data needs.
             return self._skip(resumed, rng)
         if rng is not None:
             restore_rng(rng)

@@ -1,6 +1,6 @@
 """Saves and loads a module whose parameters are sharded over the ranks (`fully_shard`), and its optimizers.
 
-The module uses DCP, torch.distributed.checkpoint. Each rank writes its shards. If the number of ranks has changed,
+This is done with DCP, torch.distributed.checkpoint. Each rank writes its shards. If the number of ranks has changed,
 each rank reads the ranges that it needs from the shards of all ranks.
 """
 

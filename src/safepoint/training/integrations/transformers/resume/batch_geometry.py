@@ -156,7 +156,8 @@ def adapt(
         allow_change: accept another global batch, and raise no error.
 
     Returns:
-        The geometry that the run uses, and a description of the change; None if nothing was changed.
+        The geometry that the run uses, and a description of the change. The description is None if nothing was
+        changed, or if an earlier resume had already made the same change.
 
     Raises:
         ConflictError: the global batch cannot be kept, and `allow_change` is false.

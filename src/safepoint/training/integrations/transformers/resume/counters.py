@@ -58,6 +58,9 @@ def restore_callbacks(trainer: Any) -> None:
     The Trainer has an option of its own, `restore_callback_states_from_checkpoint`. This option also restores the
     flags that were set when the checkpoint was saved. It replaces the callbacks by new objects, and the script may
     still refer to the old objects.
+
+    Raises:
+        ValueError: a saved value has another type than the callback's value.
     """
     saved: dict[str, Any] = trainer.state.stateful_callbacks
     by_name: dict[str, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Makes sure that a run resumes with the model of the checkpoint. The Trainer itself does not in three cases.
+"""Makes sure that a run resumes with the model of the checkpoint. In three cases, the Trainer does not ensure this.
 
 - The Trainer loads weights by name, and only warns about a weight that it does not find. This weight would keep the
   initial values that the script gave it, but its moments in the optimizer would come from the checkpoint. In some

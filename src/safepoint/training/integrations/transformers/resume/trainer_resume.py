@@ -64,8 +64,10 @@ class TrainerResume:
         point: the checkpoint to resume from, or None to start at step 0.
 
     Raises:
+        CheckpointError: the checkpoint's state is invalid.
         ConflictError: this run cannot keep the checkpoint's batch geometry (ranks, micro-batches and samples per
-            step), or another kind of loop wrote the checkpoint.
+            step); or another kind of loop wrote the checkpoint, or a run with another strategy or other adapters.
+        UsageError: the checkpoints of this run could not contain a model that a callback uses.
     """
 
     def __init__(self, context: RankContext, trainer: Any, point: ResumePoint | None) -> None:
@@ -306,7 +308,7 @@ class TrainerResume:
         """Called when the Trainer has read its state, before a callback reads it."""
         state, trial = self._trainer.state, getattr(self._trainer, "_trial", None)
         # The script decides whether a hyperparameter search runs. The checkpoint must not decide this, because some
-        # callbacks, such as TensorBoardCallback, derive from these fields the folder to which they write. In a
+        # callbacks, such as TensorBoardCallback, derive their folder from the two fields that are set here. In a
         # search, the Trainer itself sets the name of the trial.
         state.is_hyper_param_search, state.trial_name = trial is not None, None
         if self._point is not None and self._trainer.args.restore_callback_states_from_checkpoint:

@@ -194,6 +194,9 @@ class RankState:
 
         If the number of ranks has changed, the losses are averaged, as in the Trainer's log line. The result is None
         if the file does not exist.
+
+        Raises:
+            CheckpointError: a file is invalid, or the file of another rank is missing.
         """
         own = folder / _NAME.format(rank=rank % ranks_before)
         if not own.is_file():

@@ -137,7 +137,7 @@ def _of_dtensor(name: str, tensor: Any) -> Weight:
 
 
 def _of_deepspeed(parameter: Any) -> Weight:
-    """A weight under ZeRO-3. It splits the flat weight into equal parts, and pads the last part."""
+    """A weight under ZeRO-3. ZeRO-3 splits the flat weight into equal parts, and pads the last part."""
     import torch.distributed as dist
 
     part = parameter.ds_tensor
