@@ -20,7 +20,7 @@ _SHORT_S, _MAX_SHORT = 5.0, 3
 
 
 class KeeperProcess:
-    """A keeper. It runs while this process runs, and afterwards until all its work is done.
+    """A keeper. It runs at least as long as its owner (see `KeeperPlan`), and then until all its work is done.
 
     Args:
         plan: what the keeper needs to start.
