@@ -143,7 +143,7 @@ class StoreServer:
                 connection.cancel()
             await asyncio.gather(*connections, return_exceptions=True)
         for transport in list(self._transports):
-            if not transport.is_closing() or transport.get_write_buffer_size():  # `abort` fails for a closed transport
+            if not transport.is_closing() or transport.get_write_buffer_size():  # `abort` fails if it is closed
                 transport.abort()
         await asyncio.sleep(0)  # the sockets are closed in the next iteration of the event loop
 
