@@ -216,9 +216,9 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     def freeze_job(self, name: str, *, folder: str | None = None, leave_running: bool = False) -> TrainJob:
         """Freeze all processes of a job into a process image. See docs/process-images.md.
 
-        On a cluster, the pod of the job makes the image in the output location of the job. Without `leave_running`,
-        the job is suspended when the image is complete and was read and checked. The job needs a trainer with
-        `freeze_as_last_resort=True`.
+        Without `leave_running`, the job is suspended when the image is complete and was read and checked. On a
+        cluster, the pod of the job makes the image in the output location of the job. For this, the trainer of the
+        job needs `freeze_as_last_resort=True`.
 
         Args:
             name: the name of the job.
