@@ -180,8 +180,8 @@ def _freeze_on_cluster(
     document = {**asdict(image), "is_running": leave_running, "job": job_document(jobs, job)}
     after = "the job runs on" if leave_running else f"the job is {job.state}"
     lines = [
-        f"{image.path}: {plural(image.num_processes, 'process')} with {format_bytes(image.memory_bytes)} of memory; size of "
-        f"the image: {format_bytes(image.size_bytes)}; the image was read and checked; {after}"
+        f"{image.path}: {plural(image.num_processes, 'process')} with {format_bytes(image.memory_bytes)} of memory; "
+        f"size of the image: {format_bytes(image.size_bytes)}; the image was read and checked; {after}"
     ]
     if image.needs:
         lines.append(f"needs {', '.join(map(printable, image.needs))}")

@@ -161,9 +161,10 @@ def prune(
 
     These images always stay: the newest one, the newest valid one, damaged ones, and all images that one of these
     needs. In a folder, images that are being read also stay. In an object store, the command may delete an image
-    while another process reads it. Images that state another key than the key of this command (yours, or the key in
-    --key) also stay. --keep applies separately to images without protection. Exit code 11: an image is being written
-    to the location. Exit code 13: an image could not be deleted.
+    while another process reads it. Images that were made with another key than yours, or than the key in --key, also
+    stay. Images without protection are counted apart from images with the key: `newest=2` keeps two of each kind.
+    Exit code
+    11: an image is being written to the location. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)
