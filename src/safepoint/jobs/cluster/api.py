@@ -393,7 +393,8 @@ class ClusterApi:
             UsageError: the container has not started yet, or has never restarted (with `previous`).
         """
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
-        query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
+        is_set = {name: value for name, value in given.items() if value is not None and value is not False}
+        query = {name: str(value).lower() for name, value in is_set.items()}
         if since is not None:
             query |= {"timestamps": "true", **({"sinceTime": since} if since else {})}
         with self._client.lines(
