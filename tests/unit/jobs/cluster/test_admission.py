@@ -106,14 +106,13 @@ def test_a_policy_that_finds_an_object_invalid() -> None:
 def test_what_a_quota_has_and_what_is_needed() -> None:
     error = refusal(403, answer(QUOTA), "POST pods")
     assert error.message == (
-        "a quota of the namespace is used up: quota few: "
-        'it has limits.cpu 10, of which 6 is used, and pods "tiny" needs 8; '
-        'it has pods 5, of which 5 is used, and pods "tiny" needs 1'
+        'a quota of the namespace is used up: quota few refuses pods "tiny"; '
+        "limits.cpu: 6 of 10 used, 8 more needed; pods: 5 of 5 used, 1 more needed"
     )
     assert "larger quota" in (error.hint or "")
     of_event = quota_of(f'Error creating: pods "tiny-node-0-" is forbidden: {QUOTA}')
     assert of_event is not None
-    assert 'pods "tiny-node-0-" needs 8' in of_event
+    assert of_event.startswith('quota few refuses pods "tiny-node-0-"; limits.cpu: 6 of 10 used')
 
 
 @pytest.mark.parametrize(

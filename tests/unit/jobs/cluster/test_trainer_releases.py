@@ -129,4 +129,4 @@ def test_a_dry_run_that_a_rule_of_the_cluster_refuses(caplog: pytest.LogCaptureF
     assert form_for(Full(), job(), runtime=RUNTIME) == job()
     assert "podTemplateOverrides" in form_for(Full("spec.runtimePatches"), job(), runtime=RUNTIME)["spec"]
     assert len(caplog.messages) == 2
-    assert 'it has count/trainjobs 3, of which 3 is used, and trainjobs "a" needs 1' in caplog.text
+    assert "count/trainjobs: 3 of 3 used, 1 more needed" in caplog.text

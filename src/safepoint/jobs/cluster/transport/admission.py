@@ -113,8 +113,8 @@ def refused(rule: Rule, message: str, *, end: str = "") -> RefusedError:
 
 
 def quota_of(message: str) -> str | None:
-    """The quota that refuses an object: its name, and for each resource what it has, what is used, and what is
-    needed. None if the message has another form.
+    """The quota that refuses an object: its name, and for each resource what the quota has, what is used, and what
+    the object needs. None if the message has another form.
     """
     why = _why(message)
     name, _, amounts = why.partition(": ")[2].partition(", requested: ")
@@ -125,10 +125,10 @@ def quota_of(message: str) -> str | None:
         return None
     of = message[:_MOST_CHARACTERS].partition(" is forbidden: ")[0].removeprefix("Error creating: ")
     resources = [
-        f"it has {resource} {whole[resource]}, of which {taken[resource]} is used, and {of} needs {needed[resource]}"
+        f"{resource}: {taken[resource]} of {whole[resource]} used, {needed[resource]} more needed"
         for resource in needed
     ]
-    return f"quota {name}: {'; '.join(resources)}"
+    return f"quota {name} refuses {of}; {'; '.join(resources)}"
 
 
 def _amounts(text: str) -> dict[str, str]:

@@ -177,7 +177,7 @@ def test_a_pod_that_is_refused_for_another_reason_than_its_rights(error: Safepoi
     assert finding.found.startswith("not possible" if is_known else "not known")
     assert finding.status == ("ok" if is_known else "warning")
     if error.message.startswith("a quota"):
-        assert "it has pods 2, of which 2 is used" in finding.found
+        assert "pods: 2 of 2 used, 1 more needed" in finding.found
         assert "larger quota" in finding.fix
 
 
