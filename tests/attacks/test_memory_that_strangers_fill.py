@@ -114,6 +114,46 @@ def test_many_connections(kind: str, home: Path, capfd: pytest.CaptureFixture[st
         assert not capfd.readouterr().err
 
 
+@pytest.mark.parametrize("between", ["; ", "\r\nCookie: "], ids=["one line", "a line for each cookie"])
+def test_a_browser_with_many_cookies(between: str, home: Path) -> None:
+    """The dashboard serves a browser with the 180 cookies of 4 KiB that another program at its address may set.
+
+    The browser is served while strangers hold as many large requests as they may.
+    """
+    with served(home) as server, contextlib.ExitStack() as opened:
+        connection = opened.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)))
+        connection.request("GET", "/" + server.link.partition("://")[2].partition("/")[2])
+        cookie = connection.getresponse().headers["set-cookie"].split(";")[0]
+        for _ in range(20):
+            one = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            with contextlib.suppress(OSError):
+                one.sendall(ATTACKS["a long header, not complete"])
+        cookies = between.join([f"cookie-{number}={'c' * 4000}" for number in range(180)] + [cookie])
+        one = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+        one.sendall(f"GET /jobs HTTP/1.1\r\nHost: localhost\r\nCookie: {cookies}\r\n\r\n".encode())
+        assert one.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (_START + b"a:\r\n" * 600 + b"\r\n", "more than 512 lines of headers"),
+        (
+            b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            "the request is too long",
+        ),
+    ],
+    ids=["lines", "address"],
+)
+def test_a_request_that_is_too_large(request_: bytes, why: str, home: Path) -> None:
+    """The answer says which limit the request exceeds."""
+    with served(home) as server, socket.create_connection(("127.0.0.1", server.port), timeout=60) as one:
+        one.sendall(request_)
+        answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert why in answer.decode()
+
+
 def test_connections_that_are_reset(home: Path) -> None:
     """The memory of a request is free after its connection has ended, in whichever way."""
     with served(home) as server, bounded(server):
