@@ -51,6 +51,9 @@ _PARAMETER = re.compile(
 
 
 _MOST_CHARACTERS = 16_384
+_MOST_IN_END = 64
+_CUT_OFF = re.compile(r" … \([0-9,]{1,30} more characters\)\Z")
+"""The end of a text that `message_lines` has cut."""
 
 
 def without_credentials(text: str) -> str:
@@ -81,9 +84,11 @@ def printable_lines(text: str) -> str:
 def message_lines(text: str) -> str:
     """`printable_lines` of the first 16,384 characters of a message, and the number of further characters, if any.
 
-    A message may contain the answer of a server, which may be very long.
+    A message may contain the answer of a server, which may be very long. If this function has cut a text, it does not
+    cut the result again.
     """
-    left_out = len(text) - _MOST_CHARACTERS
+    end = _CUT_OFF.search(text, max(0, len(text) - _MOST_IN_END))
+    left_out = len(text) - _MOST_CHARACTERS - (0 if end is None else len(end[0]))
     if left_out <= 0:
         return printable_lines(text)
     return f"{printable_lines(text[:_MOST_CHARACTERS])} … ({left_out:,} more characters)"

@@ -386,7 +386,9 @@ class OutputFolder:
 
     def _lease_on(self, name: str) -> Lease:
         found = {lease_on(self.root / name / record) for record in (MANIFEST_NAME, PART_NAME)}
-        return next((lease for lease in (Lease.READER, Lease.UNREADABLE, Lease.UNKNOWN) if lease in found), Lease.NONE)
+        return next(
+            (lease for lease in (Lease.READER, Lease.UNREADABLE, Lease.UNKNOWN) if lease in found), Lease.NONE
+        )
 
 
 def _make_cache_private(root: Path) -> None:
