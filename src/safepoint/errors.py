@@ -32,11 +32,13 @@ Interrupted (SystemExit)      ends the user's script when the run stops early:
 The rule for messages: say what happened, what was done about it, and what the reader can do.
 """
 
+import copy
 import importlib.util
 import re
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Any, Self
 
 _ADDRESS = re.compile(
     r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}:/{1,2})"
@@ -147,8 +149,25 @@ class SafepointError(Exception):
         self.hint = None if hint is None else message_lines(in_readers_words(hint))
         super().__init__(self.message)
 
+    def with_message(self, message: str, *, hint: str | None) -> Self:
+        """A copy of this error with another message and hint. The constructor of a subclass is not called."""
+        error = copy.copy(self)
+        SafepointError.__init__(error, message, hint=hint)
+        return error
+
     def __str__(self) -> str:
         return f"{self.message} — {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `Exception.__reduce__` would call the constructor with the message, which a subclass need not accept.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[SafepointError], args: tuple[Any, ...], state: dict[str, Any]) -> SafepointError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(SafepointError):
