@@ -33,8 +33,8 @@ def tunnel_proxy(url: str) -> str | None:
     """The URL of the proxy for an https request; None if `named_proxy` finds no proxy.
 
     Raises:
-        OSError: the address of the proxy is invalid, or has a scheme other than `http`. If the scheme were `https`,
-            `http.client` would send the proxy's password without encryption.
+        OSError: the address of the proxy is invalid, or has a scheme other than `http`. With `https`, a user
+            expects an encrypted connection to the proxy, which `http.client` does not make.
     """
     proxy = named_proxy(url)
     if not proxy:
