@@ -6,13 +6,14 @@ The processes of the job are found by this variable, even if they have left thei
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
 import signal
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ _OWNER_OF_NAMESPACE = 0xB701
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the number of the PID namespace that contains all others."""
 _PR_SET_NAME = 15
+_IS_HIDDEN = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}
+"""The errors of files in /proc if the process has ended, or if this process may not read the file."""
 _ALL_USERS = ["0", "0", "4294967295"]
 """The map of the outermost user namespace: each number stands for itself."""
 STOPPED = frozenset("Tt")
@@ -228,7 +231,13 @@ def with_number_inside(number: int, open_file: Path) -> int | None:
 
 def user_of(pid: int) -> int | None:
     """The real user of a process, which a setuid program does not change; None when the process has ended."""
-    with contextlib.suppress(OSError, IndexError):
+    with contextlib.suppress(OSError):
+        return _user_of(pid)
+    return None
+
+
+def _user_of(pid: int) -> int | None:
+    with contextlib.suppress(IndexError):
         return int(status_words(_PROC / str(pid), b"Uid:")[0])
     return None
 
@@ -280,23 +289,36 @@ def find_lock(status: os.stat_result) -> tuple[bool, bool]:
 
     The pids in the kernel's list of locks are not used. A process may pass its lock on together with the open file,
     and end. Another process may then get its pid. So the open files of this user's processes are searched.
+
+    Raises:
+        OSError: /proc cannot be read, for example because this process has too many open files.
     """
     place, is_listed = place_of(status), False
-    with contextlib.suppress(OSError):
+    with _if_visible():
         is_listed = place in (_PROC / "locks").read_text(encoding="utf-8").split()
     for entry in os.listdir(_PROC):
-        if entry.isdecimal() and user_of(int(entry)) == os.getuid():
-            with contextlib.suppress(OSError):  # the process has ended, or hides its open files
-                if any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
-                    return True, True
+        with _if_visible():
+            is_own = entry.isdecimal() and _user_of(int(entry)) == os.getuid()
+            if is_own and any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
+                return True, True
     return is_listed, False
 
 
 def _holds_lock(file: Path, place: str) -> bool:
-    with contextlib.suppress(OSError):  # the process has closed the file meanwhile
+    with _if_visible():
         lines = kernel_lines(file)
         return any(place.encode() in line.split() for line in lines if line.startswith(b"lock:"))
     return False
+
+
+@contextlib.contextmanager
+def _if_visible() -> Generator[None]:
+    """Leave the `with` block if the process has ended, has closed the file, or hides its open files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IS_HIDDEN:
+            raise
 
 
 def is_seeing_all() -> bool:

@@ -13,7 +13,7 @@ from safepoint.cli.lazy import walk
 from safepoint.cli.main import root
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock
-from safepoint.foundation.events.answer_frames import Ending, FrameWriter, Part, read_frame
+from safepoint.foundation.events.answer_frames import Ending, EndingReader, FrameWriter, Part, read_frame
 from safepoint.jobs.cluster.helper import helper
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest
 from safepoint.storage.location import CLAIMS
@@ -39,11 +39,14 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[HelperRequ
         writer = FrameWriter(log, {str(tmp_path): "pvc://ckpt"})
         writer.end(ending)
         frames = [frame for line in log.getvalue().splitlines() if (frame := read_frame(line)) is not None]
-        for frame in frames[:-1]:
-            receive(frame.part, frame.text)
-        ended = helper.read_ending(frames[-1])
-        assert ended is not None
-        return helper.code_of(ended)
+        reader = EndingReader()
+        for frame in frames:
+            ended = reader.read(frame)
+            if ended is not None:
+                return helper.code_of(ended)
+            if frame.part is not Part.ENDING:
+                receive(frame.part, frame.text)
+        raise AssertionError("the log has no ending")
 
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(
