@@ -283,9 +283,11 @@ class LocalJobs:
             self._history.change_spec(job, spec, actor=self._actor, what=what, from_checkpoint=from_checkpoint)
             self._request(job, RequestedAction.RUN)
             if not job.state.is_active:
+                why, image = begin.why, begin.image
                 cause = "restarted after a failure" if job.state is JobState.FAILED else ""
-                columns = {"message": begin.why, "setbacks": 0, "image": begin.image}
-                self._history.become(job.name, JobState.QUEUED, actor=self._actor, cause=cause, **columns)
+                self._history.become(
+                    job.name, JobState.QUEUED, actor=self._actor, cause=cause, message=why, setbacks=0, image=image
+                )
             job = self.job(job.name)
         if not is_locked(supervisor_lock(job.name)):
             start_supervisor(job.name)
