@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from safepoint.cli.output import print_warning
+from safepoint.cli.output import print_warning, without_effect
 from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError, UsageError
 from safepoint.foundation.configuration import ClusterPlace, Configuration
 from safepoint.jobs.local.local_jobs import LocalJobs
@@ -221,7 +221,8 @@ def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "om
 def _refuse(options: Mapping[str, object], where: str, *, hint: str) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        raise UsageError(f"{', '.join(given)} has no effect {where}", hint=hint)
+        hint = hint if len(given) == 1 else hint.replace("the option", "the options")
+        raise UsageError(f"{without_effect(given)} {where}", hint=hint)
 
 
 def given_options(context: typer.Context) -> frozenset[str]:

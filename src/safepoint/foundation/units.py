@@ -13,7 +13,7 @@ def format_bytes(size_bytes: int) -> str:
     unit = "B"
     for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007  the unit reached is what is printed
         value /= _KILO
-        if round(value) < _KILO:
+        if round(value) < _KILO:  # rounded as it is printed: 999.6 MB are 1.0 GB
             break
     return f"{value:.0f} {unit}" if round(value, 1) >= 100 else f"{value:.1f} {unit}"
 
@@ -21,7 +21,7 @@ def format_bytes(size_bytes: int) -> str:
 def format_duration(seconds: float) -> str:
     """A duration: `0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`; `0.00 s` if negative, as after a clock was set back."""
     seconds = max(0.0, seconds)
-    if round(seconds, 2) < 10:
+    if round(seconds, 2) < 10:  # rounded as it is printed: 9.996 s are 10 s
         return f"{seconds:.2f} s"
     if round(seconds) < 60:
         return f"{seconds:.0f} s"

@@ -180,6 +180,14 @@ def test_an_option_for_clusters_has_no_effect_on_this_machine(settings: Path, op
     assert f"{options[0]} has no effect on this machine" in done.stderr
 
 
+def test_several_options_without_effect(settings: Path) -> None:
+    """The message and its hint are in the plural."""
+    done = safepoint("submit", "--memory", "1Gi", "--queue", "a", "train.py")
+    assert done.code == ExitCode.USAGE
+    assert "--queue, --memory have no effect on this machine" in done.stderr
+    assert "or omit the options" in done.stderr
+
+
 @pytest.mark.parametrize("command", [("submit", "train.py"), ("doctor",)])
 def test_local_is_this_machine_for_every_command(settings: Path, command: tuple[str, ...]) -> None:
     """A table may name a cluster, and `--on local` overrides it."""

@@ -58,6 +58,7 @@ _SCHEMAS = (
     _FIRST_SCHEMA,
     "ALTER TABLE job ADD COLUMN target_nodes INTEGER",
     "ALTER TABLE job ADD COLUMN image TEXT",
+    "ALTER TABLE job ADD COLUMN from_checkpoint INTEGER NOT NULL DEFAULT 0",
 )
 """For each version of the schema, the statements that make it from the previous version.
 
@@ -71,7 +72,7 @@ _log = logging.getLogger("safepoint")
 _Job = TypeVar("_Job", JobRecord, JobSummary)
 _COLUMNS = (
     "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes, "
-    "image"
+    "image, from_checkpoint"
 )
 
 
@@ -334,11 +335,11 @@ class History:
             self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())
             self._note(job.name, "changed", actor, f"{job.spec.num_nodes} → {num_nodes} nodes")
 
-    def change_spec(self, job: JobRecord, spec: JobSpec, *, actor: str, what: str) -> None:
-        """Change the specification of a job without launchers; `what` describes the change, for the event."""
-        if spec != job.spec:
-            with self.transaction():
-                self._change(job.name, "spec = ?", spec.to_json())
+    def change_spec(self, job: JobRecord, spec: JobSpec, *, actor: str, what: str, from_checkpoint: bool) -> None:
+        """Change with what a job starts next; `what` describes the change, for the event; see `JobRecord`."""
+        with self.transaction():
+            self._change(job.name, "spec = ?, from_checkpoint = ?", spec.to_json(), int(from_checkpoint))
+            if spec != job.spec:
                 self._note(job.name, "changed", actor, what)
 
     def note_image(self, name: str, image: str, *, actor: str) -> None:
@@ -403,11 +404,13 @@ class History:
             self._note(name, str(state).lower(), actor, cause or message, **columns)
 
     def begin_attempt(self, name: str, number: int, num_nodes: int) -> None:
-        """Store the start of an attempt."""
-        self._query(
-            "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
-            *(name, number, num_nodes, clock.utc_now()),
-        )
+        """Store the start of an attempt from a checkpoint, or from the beginning."""
+        with self.transaction():
+            self._query(
+                "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
+                *(name, number, num_nodes, clock.utc_now()),
+            )
+            self._change(name, "from_checkpoint = 0")
 
     def add_node(self, name: str, attempt: int, node: NodeRecord) -> None:
         """Store a launcher."""
@@ -461,7 +464,7 @@ def _summary(row: tuple[Any, ...]) -> JobSummary:
 
 def _job(row: tuple[Any, ...]) -> JobRecord:
     name, spec, state, wanted, created, changed, message, exit_code, attempt, *others = row
-    safe_step, setbacks, target_nodes, image = others
+    safe_step, setbacks, target_nodes, image, from_checkpoint = others
     with _altered(name):
         for time in (created, changed):
             clock.parse_utc(time)
@@ -479,6 +482,7 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
             setbacks=setbacks,
             target_nodes=target_nodes,
             image=image,
+            from_checkpoint=bool(from_checkpoint),
         )
 
 

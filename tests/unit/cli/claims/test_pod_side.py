@@ -186,6 +186,10 @@ def test_options_without_effect_are_refused(tmp_path: Path, requests: list[Helpe
     for options, words in (
         (("--on", "."), "is on this machine"),
         (("--image", "a"), "--image has no effect"),
+        (
+            ("--image", "a", "--memory", "1Gi"),
+            "--image, --memory have no effect: no pod is needed — omit the",
+        ),
         (("--namespace", "a"), "--namespace has no effect"),
     ):
         done = safepoint("checkpoints", "list", output, *options)
