@@ -66,9 +66,9 @@ def launch(
         a save.
     """
     console.set_up(settings.verbosity)
-    use_wording(settings.wording)
     if settings.job_dir is not None:
         settings = replace(settings, job_dir=os.path.abspath(settings.job_dir))
+    use_wording(settings.wording, job_dir=settings.job_dir)
     with launcher_folder() as folder:
         reporter = LauncherReporter(settings, folder, node=plan.node_rank, num_nodes=plan.nnodes)
         relay = SignalRelay(settings, folder, is_alone=plan.nnodes == 1, reporter=reporter, on_exit=on_exit)
