@@ -16,7 +16,7 @@ FOREIGN = ("Input should", "valid integer", "valid number", "Invalid value", "un
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with a script, and settings of nobody else."""
+    """An empty folder with a script, and no settings."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

@@ -30,8 +30,8 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.launcher.space_watch import SpaceWatch
-from safepoint.training.launcher.start_notice import StartNotice
-from safepoint.training.launcher.start_timeline import StartTimeline
+from safepoint.training.launcher.start_phases.start_notice import StartNotice
+from safepoint.training.launcher.start_phases.start_timeline import StartTimeline
 from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.outcome.rank_record import read_records

@@ -12,7 +12,7 @@ from pathlib import Path
 from safepoint.foundation.events.start_events import Phase
 from safepoint.foundation.units import plural
 from safepoint.training.launcher.launch_plan import LaunchPlan
-from safepoint.training.launcher.start_timeline import StartTimeline
+from safepoint.training.launcher.start_phases.start_timeline import StartTimeline
 from safepoint.training.rank_processes.preload_list import wanted_imports
 
 _log = logging.getLogger("safepoint")

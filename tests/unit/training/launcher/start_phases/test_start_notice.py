@@ -8,10 +8,10 @@ import pytest
 
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.start_events import Phase
-from safepoint.training.launcher import start_notice
 from safepoint.training.launcher.launch_plan import LaunchPlan
-from safepoint.training.launcher.start_notice import StartNotice, describe_start
-from safepoint.training.launcher.start_timeline import StartTimeline
+from safepoint.training.launcher.start_phases import start_notice
+from safepoint.training.launcher.start_phases.start_notice import StartNotice, describe_start
+from safepoint.training.launcher.start_phases.start_timeline import StartTimeline
 from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
