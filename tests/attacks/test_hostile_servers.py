@@ -34,7 +34,7 @@ _VALUES = {
 def test_invalid_values(name: str) -> None:
     """A value that S3 does not have is an error of the store, and no traceback or wrong argument."""
     with hostile_store(lambda request: request.is_listing and request.send(200, page(_VALUES[name]))) as (store, _):
-        with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+        with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
             Inventory(store).items()
 
 
@@ -62,7 +62,7 @@ def test_invalid_headers(name: str, text: str | None) -> None:
 
     objects = {"run/a": b"abc"}
     with hostile_store(lambda request: request.command == "HEAD" and answer(request), objects) as (store, _):
-        with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+        with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
             store.stat("a")
 
 
@@ -70,7 +70,7 @@ def test_a_version_that_no_header_can_have() -> None:
     """A version that a listing has named is sent back to the server as a condition."""
     with hostile_store() as (store, server):
         for version in ('"\u20ac"', '"a"\r\nx-amz-acl: public-read'):
-            with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+            with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
                 store.write("a", b"content", condition=Condition(version=version))
         assert server.num_requests == 0
 
@@ -98,7 +98,7 @@ def test_a_whole_object_that_is_cut_off(headers: dict[str, str]) -> None:
 )
 def test_unknown_encodings(body: bytes) -> None:
     with hostile_store(lambda request: request.send(200, body)) as (store, _):
-        with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+        with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
             list(store.list())
 
 
@@ -107,7 +107,7 @@ def test_pages_that_come_again(tokens: list[str]) -> None:
     """A listing that leads back to an earlier page ends."""
     turns = itertools.cycle(tokens)
     with hostile_store(lambda request: request.send(200, page(token=next(turns)))) as (store, server):
-        with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+        with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
             list(store.list())
         assert server.num_requests <= len(tokens) + 1
 
@@ -253,7 +253,7 @@ _LARGE = {
 def test_large_pages(name: str) -> None:
     """Each page fits the limit for an answer, and would take many times as much memory; or more with each page."""
     with hostile_store(lambda request: request.is_listing and request.send(200, _LARGE[name])) as (store, server):
-        with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+        with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
             list(store.list())
         assert server.num_requests == 1
 
@@ -279,7 +279,7 @@ def test_pages_whose_names_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> N
 def test_another_page_is_not_an_empty_location(body: bytes) -> None:
     """A run would begin at step 0 beside its checkpoints."""
     with hostile_store(lambda request: request.is_listing and request.send(200, body)) as (store, _):
-        with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+        with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
             RemoteFolder(store).steps()
 
 
@@ -359,7 +359,7 @@ def test_an_upload_without_a_name(upload_id: str, tmp_path: Path) -> None:
         return "uploads" in request.path and request.send(200, b"<ListMultipartUploadsResult/>")
 
     with hostile_store(answer) as (store, _):
-        with pytest.raises(StorageError, match="no S3 server sends such an answer"):
+        with pytest.raises(StorageError, match="the answer is not a valid answer of an S3 server"):
             store.upload("a", tmp_path / "large")
     assert "PUT" not in seen
 

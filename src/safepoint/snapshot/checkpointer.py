@@ -264,7 +264,9 @@ class Checkpointer:
         return Saving(step, self._output.root / checkpoint_name(step), self._snapshotter, self._torn)
 
     def _replace_keeper(self) -> None:
-        self._log.warning("the keeper died, and the snapshots it had not written are lost; a new keeper is started")
+        self._log.warning(
+            "the keeper died, and the snapshots that it had not written are lost; a new keeper is started"
+        )
         self._snapshotter.close()
         self._snapshotter.keeper.close()
         self._host.ensure()
@@ -279,7 +281,7 @@ class Checkpointer:
         )
 
     def wait_staged(self) -> None:
-        """Wait until the last save has been copied."""
+        """Wait until the state of the last save has been copied."""
         self._snapshotter.wait_staged()
 
     # ---- loading, closing -------------------------------------------------------------------------------------
@@ -294,6 +296,7 @@ class Checkpointer:
             The step, or None when the folder holds no checkpoint.
 
         Raises:
+            CheckpointError: a file of the checkpoint contains something that is not allowed.
             KeyError: the checkpoint has no file for one of the names.
             NothingValidError: there are checkpoints, and none of them is valid.
             TypeError: a value is not a dictionary and has no `load_state_dict`.
@@ -399,7 +402,8 @@ class StateImages:
         return (value.state_dict() if hasattr(value, "state_dict") else value), False
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Release the layouts of these files. The layouts hold tensors that were created for one save only."""
+        """Release the layouts of these files. The layouts hold tensors that may have been created for one save
+        only."""
         for path in paths:
             self._images.pop(path.removesuffix(".pt"), None)
 

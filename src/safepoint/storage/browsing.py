@@ -34,15 +34,15 @@ class ReadablePath(Protocol):
         ...
 
     def __lt__(self, other: Self, /) -> bool:
-        """Whether this path comes before the other in a sorted list."""
+        """Whether this path comes before `other` in a sorted list."""
         ...
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
+        """Whether this path is a file."""
         ...
 
     def is_dir(self) -> bool:
-        """Whether it is a folder."""
+        """Whether this path is a folder."""
         ...
 
     def iterdir(self) -> Iterator[Self]:
@@ -102,8 +102,9 @@ class StorePath:
     """An object in a store, or a folder of objects. Paths are sorted by key.
 
     Args:
-        tree: the listing and the cache of one `browse`; all its paths share them.
-        key: the key of the object, relative to the prefix of `browse`.
+        tree: the listing and the cache of one call of `browse`. The path that the call returns and all paths below
+            this path share them.
+        key: the key of the object, relative to the prefix of the call.
     """
 
     __slots__ = ("_tree", "key")
@@ -196,7 +197,7 @@ class StorePath:
         return Content(size_bytes=whole.length, write_to=lambda sink: stream_ahead([whole], sink))
 
     def forget_blocks(self) -> None:
-        """Empty the cache of blocks, which all paths of one `browse` share."""
+        """Empty the cache of blocks, which all paths of one call of `browse` share."""
         self._tree.block.cache_clear()
 
     def changed(self) -> str | None:

@@ -1,4 +1,5 @@
-"""The Protocol of a bucket: the requests that differ between services. All services use `object_store`."""
+"""The Protocol of a bucket: the requests that differ between services. The module `object_store` is used for all
+services."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol

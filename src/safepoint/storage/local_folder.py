@@ -166,7 +166,10 @@ class LocalStore:
             return version
 
     def _create_working(self, path: Path) -> tuple[Path, int]:
-        """Create an empty file in the folder of `path`, and the folder itself if necessary, and open it to write."""
+        """Create and open an empty file in the folder of `path`; create this folder if necessary.
+
+        Return the path and the descriptor of the file.
+        """
         working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
         for _ in range(_MOST_TRIES):
             # Between the two calls, another process may delete the folder, because the folder is empty.
@@ -230,7 +233,7 @@ class LocalStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`."""
+        """See `Store`. `keys` and `below` are not used: the unfinished uploads in the whole folder are listed."""
         num_swept = 0
         with _translating(self._root), contextlib.suppress(FileNotFoundError):
             for path, status in list(files.walk_files(self._root, skip_unreadable=True)):

@@ -66,7 +66,7 @@ class Location:
 
     Args:
         scheme: its kind.
-        bucket: bucket, container or claim; empty for `file`.
+        bucket: the name of the bucket, container or claim; empty for `file`.
         path: for `file`, the path as given, relative or absolute. For other schemes, the prefix within the bucket or
             claim, with neither a leading nor a trailing slash.
     """

@@ -44,7 +44,7 @@ class ObjectStore:
 
     Args:
         location: `s3`, `gs` or `az`.
-        options: how to reach it.
+        options: the options that are not in the location's URI.
 
     Raises:
         StorageError: the package that `gs` and `az` need is not installed.

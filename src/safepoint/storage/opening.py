@@ -1,4 +1,5 @@
-"""Opens the store at a location, and checks that the store can be used. Callers check before they load a model."""
+"""Opens the store at a location, and checks that the store can be used. Callers make this check before they load a
+model."""
 
 import contextlib
 import re
@@ -32,7 +33,8 @@ def open_store(
     Args:
         location: a folder, a claim (a volume, mounted as a folder) or an object store.
         options: how to reach an object store; None reads them from `environ`.
-        environ: environment variables; None for the variables of this process.
+        environ: the environment variables that contain the options; None for the variables of this process. The
+            folder of a claim is always read from the variables of this process.
 
     Raises:
         ValueError: the claim's folder is not known, or the options of the object store are invalid.

@@ -127,7 +127,7 @@ class StorageOptions:
         certificate.
 
         Raises:
-            ValueError: a value is invalid.
+            ValueError: a value is invalid, or only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set.
         """
         environ = os.environ if environ is None else environ
 

@@ -54,11 +54,11 @@ def opened(path: Path, *, below: Path | None = None) -> Generator[OpenFile]:
     """Open a regular file once, to upload it.
 
     Args:
-        path: the file; it may not be a link.
-        below: a folder above the file; the folders between the two may not be links.
+        path: the file; it must not be a link.
+        below: a folder above the file; the folders between the two must not be links.
 
     Raises:
-        OSError: the file cannot be opened, or is a link.
+        OSError: the file cannot be opened, or is not a regular file; or the file or a folder below `below` is a link.
     """
     with open_regular(path, below=below) as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -120,8 +120,9 @@ class Store(Protocol):
     - a reader sees an object whole or not at all. While an object is replaced, readers see the old object;
     - after a write has returned, every reader sees the new object, and in a folder the object survives a power loss;
     - of several writers with the same condition at most one succeeds, and the others get ConditionError;
-    - a request that fails in transit is repeated until `deadline_s` (`safepoint.foundation.clock.monotonic_s`).
-      It also succeeds if an earlier try has already done the work, and its answer was lost;
+    - a request that fails in transit is repeated until `deadline_s`, a time by
+      `safepoint.foundation.clock.monotonic_s`. It also succeeds if an earlier try has already done the work, and only
+      the answer to that try was lost;
     - content that was changed on its way to the store is sent again, or the write fails; it never counts as written;
     - memory stays bounded for objects of any size, except in `read`, which returns all requested bytes;
     - several threads may call all methods at once; a process that forks must not use a store before the fork.
@@ -166,8 +167,8 @@ class Store(Protocol):
             key: the key of the object.
             start: the first byte.
             length: the number of bytes; None for all bytes to the end.
-            most_bytes: if `length` is None, the most bytes that are read. The size that the server states is not
-                trusted.
+            most_bytes: the limit of the bytes that are read if `length` is None. The size that the server states is
+                not trusted.
             deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
 
         Raises:
@@ -251,9 +252,10 @@ class Store(Protocol):
         Args:
             only: called with the key of each upload; the uploads for which it returns True are deleted.
             keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
-                exactly this key, so each of `keys` is requested, but not more than 10,000: strangers may have written
-                the list. On MinIO, uploads of other keys are not found.
-            below: list only the uploads of keys below this one; empty for all. Strangers may have begun any number.
+                exactly this key, so each of `keys` is requested, but not more than 10,000: other users may have
+                written the list of keys. On MinIO, uploads of other keys are not found.
+            below: a key. Object stores list only the uploads of keys below this key, because other users may have
+                begun any number of uploads elsewhere. If it is empty, the uploads of all keys are listed.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
             deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
         """

@@ -36,7 +36,7 @@ _USUAL = {"_use_new_zipfile_serialization": True, "pickle_protocol": 2, "pickle_
 
 
 class Captured:
-    """The images and files of one run of a save routine.
+    """The images and files of one call of a save routine.
 
     Args:
         root: the folder that the routine wrote to.

@@ -10,7 +10,8 @@ Function = Callable[..., Any]
 
 
 class FunctionPatch:
-    """Remembers under which names modules have imported the functions, because a search takes longer than a save."""
+    """Remembers under which names modules have imported the functions to replace, because a search takes longer than
+    a save."""
 
     def __init__(self) -> None:
         self._places: list[tuple[dict[str, Any], str, Function]] = []

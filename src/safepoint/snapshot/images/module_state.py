@@ -191,7 +191,7 @@ class TensorPlaces:
     """Remembers the addresses, types, shapes and strides of tensors, all of which can change in place.
 
     `TensorGuards`, which torch uses for compiled functions, compares types, shapes and strides of all tensors in one
-    call. If torch has no such class, they are compared as Python lists.
+    call. If torch does not have this class, types, shapes and strides are compared as Python lists.
 
     Args:
         values: tensors; other values are ignored.

@@ -39,7 +39,7 @@ class Archive:
 
 
 class StorageRecords:
-    """The records of all storages, which come first.
+    """The records of all storages, which come first in the archive.
 
     Args:
         prefix: the name of the archive's top folder.

@@ -18,7 +18,8 @@ from safepoint.snapshot.images.torch_archive import PICKLE_BEGIN, PICKLE_END, St
 
 _PROTOCOL = 2
 _KEPT_BYTES = 16 << 20
-"""If the pickle has more bytes, the image is not kept, but composed at each save. 100,000 tensors need less."""
+"""If the pickle has more bytes, the image is not kept, but composed at each save. The pickle of 100,000
+tensors has fewer bytes."""
 _typed_storage: Any = torch.storage.TypedStorage
 _torch: Any = torch
 _rebuild: Any = _torch._utils._rebuild_tensor_v2

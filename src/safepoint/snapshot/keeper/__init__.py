@@ -1,8 +1,8 @@
 """The keeper, the process of each node that writes snapshots to disk: `python -m safepoint.snapshot.keeper PLAN`.
 
 The process imports no torch. For each rank, one thread receives the rank's messages. One thread writes checkpoints.
-The main thread waits. The keeper ends when its owner (the process that started it) has ended, no rank is connected,
-and nothing is left to write. It ignores the signals that end ranks.
+The main thread waits. The keeper ends when its owner (usually the process that started it, see `KeeperPlan`) has
+ended, no rank is connected, and nothing is left to write. It ignores the signals that end ranks.
 
 __main__           the process: accepts connections, and ends
 message_handler    does what a rank's message requests

@@ -39,7 +39,8 @@ class EarlierSnapshotLinks:
     def find(self) -> EarlierSnapshot | None:
         """Wait until the requested snapshots of the earlier ranks are written. Return the newest complete snapshot.
 
-        The caller holds `KeeperState.changed`. With several nodes the result is None.
+        The caller holds `KeeperState.changed`. The result is None if no snapshot is complete, if the snapshot cannot
+        be used, or if the job has several nodes.
         """
         earlier = self._state.earlier
         if earlier is None:

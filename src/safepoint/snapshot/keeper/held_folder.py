@@ -45,7 +45,7 @@ class Reporter:
     def report_superseded(self, event: Event) -> None:
         """Report that a newer snapshot has replaced a snapshot that waited to be written.
 
-        This may happen at every step. So the console shows it at most once a minute.
+        This may happen at every step. So the console shows the event as a warning at most once a minute.
         """
         self._events.write(event)
         is_due = clock.monotonic_s() - self._warned_s > _WARN_EVERY_S

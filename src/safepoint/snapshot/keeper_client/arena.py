@@ -24,17 +24,17 @@ _SLACK_BYTES = 16 << 20
 
 
 class NoRoomError(Exception):
-    """There is not enough memory for a snapshot; the message says how much."""
+    """There is not enough memory for a snapshot; the message says how much memory the snapshot needs."""
 
 
 class Arena:
     """One rank's blocks.
 
     Args:
-        keeper: the connection to the process that writes snapshots to disk. The keeper maps the blocks, and reports
-            which are free.
+        keeper: the connection to the keeper, the process that writes snapshots to disk. The keeper maps the blocks,
+            and reports which are free.
         slots: how many snapshots may be in memory; None for a number that depends on the size of the state.
-        look: returns how much memory there is, or None if that is not known.
+        look: returns how much memory may still be allocated, or None if that is not known.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class KeeperClient:
         self.identity = ""
         """Identifies the keeper; see `HeldFolder`. Empty until the keeper has answered."""
         self.write_bytes_per_s: float | None = None
-        """How fast the last save was written; None before the first."""
+        """How fast the last successful save was written; None before the first successful save."""
         self._channel = channel
         self._on_leave = on_leave
         self._changed = threading.Condition()
@@ -80,7 +80,7 @@ class KeeperClient:
         restart: int = 0,
         on_leave: Callable[[messages.Leave], None] | None = None,
     ) -> "KeeperClient | None":
-        """Connect to the keeper with this key; None if no such keeper answers.
+        """Connect to the keeper with this key. Return None if no keeper with this key answers.
 
         Args:
             key: see `KeeperPlan`.
@@ -225,6 +225,9 @@ class KeeperClient:
         Args:
             step: the step whose save was requested.
             deadline_s: when the wait ends, by the monotonic clock; None for no limit.
+
+        Returns:
+            How the save ended. If that is not known after the wait, the `error` of the result says why.
         """
         with self._changed:
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s())

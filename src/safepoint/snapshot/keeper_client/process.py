@@ -20,13 +20,13 @@ _SHORT_S, _MAX_SHORT = 5.0, 3
 
 
 class KeeperProcess:
-    """A keeper. It runs while this process runs, and afterwards until all its work is done.
+    """A keeper. It runs at least as long as its owner (see `KeeperPlan`), and then until all its work is done.
 
     Args:
         plan: what the keeper needs to start.
 
     Raises:
-        OSError: the process cannot be started, or another keeper has the key.
+        OSError: the process cannot be started, or another keeper already runs with `plan.key`.
     """
 
     def __init__(self, plan: KeeperPlan) -> None:
@@ -96,8 +96,8 @@ class KeeperProcess:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # Every user can read the command line of the keeper, so the key must not be in it. It contains only the
-    # descriptor and the name of the socket, which are not secret.
+    # Every user can read the command line of the keeper, so the key must not be in it. In the place of the
+    # key, it has the name of the socket, which is not secret.
     with listen(plan.key) as server:
         name = os.fsdecode(server.getsockname()[1:])
         plan = dataclasses.replace(plan, key=name, listening=server.fileno())

@@ -45,8 +45,8 @@ class Snapshotter:
         self.keeper = keeper
         self.arena = Arena(keeper, slots=slots)
         self.passing: frozenset[str] = frozenset()
-        """Files of the last snapshot. Some of their tensors may have been created for this snapshot only. Do not keep
-        the layouts of these files: the layouts would keep the tensors in memory."""
+        """The paths of the files with tensors that may have been created for the last snapshot only. Do not keep the
+        layouts of these files: the layouts would keep the tensors in memory."""
         self._on_torn = on_torn
         self._stager = Stager(keeper.set_num_copied)
         self._guard = None if optimizers is None else Guard(self._stager.before_step, optimizers)
@@ -85,7 +85,7 @@ class Snapshotter:
 
         Raises:
             NoRoomError: there is not enough memory.
-            ValueError: a checkpoint cannot have a file of this name.
+            ValueError: the path of an image is not a valid path for a file of a checkpoint.
         """
         self._stager.wait()
         placed = self._place(images, more_slots)

@@ -135,10 +135,10 @@ class Block:
         return _whole_pages(self._length_bytes)
 
     def note_pinned(self, unpin: Callable[[], None]) -> None:
-        """Record that all pages, `length_bytes`, are locked for a device.
+        """Record that all pages of the block (`length_bytes`) are locked for a device.
 
         Args:
-            unpin: unlocks them; called before the pages or their addresses are released.
+            unpin: unlocks the pages; called before the pages or their addresses are released.
         """
         self.pinned_bytes, self._unpin = self.length_bytes, unpin
 

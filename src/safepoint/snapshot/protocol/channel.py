@@ -2,8 +2,8 @@
 
 The keeper is the process of a node that writes snapshots to disk.
 
-The socket is in the abstract namespace: it has no file that would have to be removed. Any user may listen under such
-a name, so rank and keeper each check that the process at the other end belongs to the same user.
+The socket is in the abstract namespace: it has no file that would have to be removed. Any user can listen under a
+name in this namespace, so rank and keeper each check that the process at the other end belongs to the same user.
 
 A keeper has several possible names, and uses the first free name. The names are computed from a key that other users
 do not know. They see a name only while a keeper uses it. When this keeper dies, they can take this name, but not the
@@ -78,7 +78,7 @@ def connect(key: str) -> Channel:
     """Connect to the keeper with this key.
 
     Raises:
-        OSError: there is no such keeper, or it belongs to another user.
+        OSError: no keeper with this key listens, the keeper belongs to another user, or its queue stays full.
     """
     failure: OSError = ConnectionRefusedError(errno.ECONNREFUSED, "no keeper listens")
     names = names_of(key)

@@ -3,8 +3,9 @@
 The keeper is the process of a node that writes snapshots to disk. The files of a snapshot lie in blocks: pieces of
 shared memory, which each rank allocates and numbers. A rank's part of a snapshot is the files in its blocks.
 
-A rank sends `Hello` first. A keeper of another protocol version sends `Refused` and closes the connection. The keeper
-closes the connection of a rank that sends anything but these messages, and continues to serve the others.
+A rank sends `Hello` first. A keeper of another protocol version sends `Refused` and closes the connection. If a
+rank sends anything that is not one of these messages, the keeper closes the connection to this rank, and continues to
+serve the other ranks.
 """
 
 import os
@@ -20,7 +21,8 @@ from safepoint.snapshot.images.torch_archive import Archive
 from safepoint.snapshot.memory.block import PAGE_BYTES
 
 VERSION = 3
-"""Changes with every change of a message. All ranks of a node and their keeper must have the same version."""
+"""The version of the protocol, increased with every change of a message. All ranks of a node and their keeper must
+have the same version."""
 SCRATCH_PREFIX = "scratch-"
 """The prefix of the folder names that `RemoveAtExit` accepts. A rank cannot make its keeper remove other folders."""
 
@@ -126,7 +128,7 @@ class EarlierSnapshot:
     Args:
         folder: a folder with its files. Large files are links into the keeper's memory, small files are copies.
         manifest: its manifest, as JSON.
-        is_durable: whether it is a checkpoint too.
+        is_durable: whether the snapshot has also become a checkpoint.
     """
 
     folder: str
@@ -142,11 +144,11 @@ class KeeperPlan:
         key: ranks find the keeper by this key; see `channel.names_of`. The command line has the name of the socket
             instead of the key, because everyone can read a command line.
         listening: the descriptor of the socket that listens.
-        owner_pid: the pid of a process. The keeper runs at least as long as this process. If None, the keeper runs at
-            least as long as its stdin is open.
+        owner_pid: the pid of the keeper's owner. The keeper runs at least as long as this process. If None, the owner
+            is the process that started the keeper, and the keeper runs at least as long as its stdin is open.
         verbosity: the verbosity of the console.
-        scratch: a temporary folder of the owner, in which the keeper makes folders too. The keeper removes it if the
-            owner is killed. The keeper notices a kill only if `owner_pid` is None.
+        scratch: a temporary folder of the owner, in which the keeper also makes folders. The keeper removes this
+            folder if the owner is killed. The keeper notices a kill only if `owner_pid` is None.
         events: a file for the job's events, besides the event file in the output folder.
     """
 
@@ -368,7 +370,7 @@ class Answer:
 
     Args:
         error: for `OpenFolder`: why the keeper cannot hold the folder; empty if it holds the folder.
-        snapshot: for `FindEarlierSnapshot`: the snapshot that was found; None if no snapshot is complete.
+        snapshot: for `FindEarlierSnapshot`: the snapshot that was found; None if no snapshot can be used.
     """
 
     error: str = ""

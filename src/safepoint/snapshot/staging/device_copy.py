@@ -57,7 +57,7 @@ class DevicePlan:
         return {index for index, _ in self._pieces}
 
     def copies(self, place: Placed, index: int, *, is_owned: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The targets in `place` and the sources on device `index`, as uint8 tensors, in pairs."""
+        """Two lists of uint8 tensors: the targets in `place`, and the source of each target, on device `index`."""
         pieces = self._pieces.get((index, is_owned), [])
         if (index, is_owned) not in self._sources:
             self._sources[index, is_owned] = [_bytes_of(one.owner, one.address, one.num_bytes) for one in pieces]

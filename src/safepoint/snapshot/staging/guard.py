@@ -1,7 +1,7 @@
 """Finds the tensors that only an optimizer's step changes, and that may be copied during forward and backward.
 
-Before any optimizer of the process steps, the copies of that optimizer's tensors are completed. A boundary is the
-point between two steps.
+Before any optimizer of the process steps, the copies of that optimizer's tensors are completed. Snapshots are taken
+at a boundary: the point between two steps.
 """
 
 import itertools
@@ -86,11 +86,11 @@ class Guard:
         self._before_step(self._numbers.get(id(optimizer)))
 
     def refresh(self, *, has_new_pieces: bool = True) -> None:
-        """Find out again which tensors the optimizers own; call it at a boundary, before `owner_of`.
+        """Find out again which tensors the optimizers own; call this method at a boundary, before `owner_of`.
 
         Args:
-            has_new_pieces: whether `owner_of` will be called with new pieces. If False, this call does nothing if the
-                known tensors of the optimizers have the same addresses as before.
+            has_new_pieces: whether `owner_of` will be called with new pieces. If not, and if the known tensors of the
+                optimizers have the same addresses as before, this call does nothing.
         """
         addresses: list[int] = list(map(_data_ptr, self._tensors))
         are_there = addresses == self._addresses

@@ -34,7 +34,7 @@ class KeyFiles:
     """The files in memory that obstore reads for a location.
 
     Args:
-        location: where requests go.
+        location: the location that obstore opens with the keys.
 
     Raises:
         AccessDeniedError: a file cannot be read, or another user may have written it.

@@ -59,7 +59,7 @@ def make_client(
 
     Args:
         location: `gs` or `az`.
-        options: how to reach it.
+        options: the certificates to trust, and the longest wait for bytes.
         timeout_s: the time limit of each request, in seconds.
         keys: the files with keys.
         is_repeating: whether obstore repeats failed requests itself.
@@ -113,7 +113,7 @@ class LibraryBucket:
 
     Args:
         location: `gs` or `az`.
-        options: how to reach it.
+        options: the certificates to trust, and the time limit of a request.
 
     Raises:
         UsageError: a variable that names the storage account is invalid.
@@ -204,7 +204,7 @@ class LibraryBucket:
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`. obstore repeats the requests here, because this method can read the content only once."""
-        # A file is passed as a stream, too. If obstore read the file itself, this method could not call `fence` after
+        # A file is converted to a stream. If obstore read the file itself, this method could not call `fence` after
         # the last part.
         content = source if isinstance(source, Content) else _content_of(source)
         what, done, md5 = f"PUT {self._name(key)}", 0, hashlib.md5(usedforsecurity=False)

@@ -30,7 +30,8 @@ class Listing:
     Args:
         what: the request, for messages.
         make: makes the object from its name and from obstore's description of it.
-        until_s: when to give up, by the monotonic clock. None, or a later time, means half an hour from now.
+        until_s: when to give up, by the monotonic clock. If None, or more than half an hour from now, the listing may
+            take half an hour.
     """
 
     def __init__(self, what: str, make: Callable[[str, Any], StoredObject], *, until_s: float | None) -> None:

@@ -32,7 +32,7 @@ def parsed(data: bytes, what: str) -> ElementTree.Element:
 
     Raises:
         ElementTree.ParseError: the answer was cut off or damaged.
-        StorageError: no S3 server sends such an answer.
+        StorageError: the answer is not a valid answer of an S3 server.
     """
     # The answers of S3 define no entities. Any definition of an entity is refused: entities can expand without end.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
@@ -68,9 +68,9 @@ class _BoundedBuilder(ElementTree.TreeBuilder):
 
 
 def other_answer(what: str) -> StorageError:
-    """The error for an answer to the request `what` that no S3 server would send."""
+    """The error for an answer to the request `what` that is not a valid answer of an S3 server."""
     return StorageError(
-        f"{what}: no S3 server sends such an answer",
+        f"{what}: the answer is not a valid answer of an S3 server",
         hint="check that the endpoint is the store itself, and not a proxy or a web console",
     )
 

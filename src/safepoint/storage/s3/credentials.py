@@ -68,7 +68,7 @@ class KeySource:
     """The keys of a store. Several threads may use this object.
 
     Args:
-        fetch: returns the newest keys. It raises OSError or ValueError when there are none.
+        fetch: returns the newest keys. It raises OSError, ValueError or configparser.Error when there are none.
         origin: the name of the source of the keys, for messages.
     """
 

@@ -28,7 +28,7 @@ _PAUSE_S = 0.5
 STREAM_PART_BYTES = 8 << 20
 STREAM_MEMORY_BYTES = 32 << 20
 _Parts = Mapping[int, tuple[int, int]]
-"""Number of a part → where it begins, and its size."""
+"""Number of a part → its first byte in the source, and its size in bytes."""
 
 
 def part_bytes_of(size_bytes: int, *, is_stream: bool) -> int:
@@ -67,7 +67,7 @@ def upload_in_parts(
         deadline_s: see `Store.upload`.
 
     Raises:
-        ObjectNotFoundError: a newer writer has replaced this writer, and its `sweep` has aborted the upload.
+        ObjectNotFoundError: a newer writer has replaced this writer, and has aborted the upload with `sweep`.
         StorageError: a request was refused, or the source has another size than announced.
         TransientError: a request failed until the deadline, or the bytes that arrived differ from the bytes that were
             sent.

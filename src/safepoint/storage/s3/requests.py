@@ -52,7 +52,8 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _ERROR = re.compile(rb"<Error[\s>]")
 MOST_LISTED = 2_000_000
 MOST_LISTED_BYTES = 1 << 30
-"""The limits of a listing: the names, and the bytes of all pages. That many `StoredObject`s take about 1 GB."""
+"""The limits of a listing: the number of names, and the bytes of all pages together. 2,000,000 `StoredObject`s take
+about 1 GB of memory."""
 _LIST_WITHIN_S = 1800.0
 """How long a listing may take."""
 
@@ -168,8 +169,8 @@ class S3Requests:
     ) -> Iterator[ElementTree.Element]:
         """The elements called `name` on all pages of a listing.
 
-        `markers` has the query parameters that request the next page. Each is mapped to the name of an element on the
-        current page, whose text is the value of the parameter.
+        `markers` maps each query parameter that requests the next page to the name of an element. The text of this
+        element on the current page is the value of the parameter.
         """
         what = self._what("GET", key)
         marker: dict[str, str] = {}
@@ -204,7 +205,8 @@ class S3Requests:
     ) -> str:
         """Send `source`, whose MD5 is `md5`, as part `number` and return its ETag.
 
-        Most servers compare the part with `Content-MD5`. For other servers, `_call` compares the ETag of the answer.
+        Most servers compare the part with `Content-MD5`. For other servers, `_call` compares `md5` with the ETag of
+        the answer.
         """
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
         headers = {"content-md5": base64.b64encode(md5).decode()}
@@ -468,6 +470,9 @@ def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview 
 
 
 def refusal(status: int, data: bytes, what: str) -> StorageError:
-    """The error for an answer with another status than success, or for an error in the body of a success."""
+    """The error for an answer whose status states a failure.
+
+    Also the error for an answer whose status states a success, but whose body describes a failure.
+    """
     code = _CODE.search(data)
     return failures.from_status(status if status >= 300 else 500, code[1].decode() if code else "", what)

@@ -27,7 +27,8 @@ def retry(
         most_tries: how many attempts there may be; None if only the deadline limits them.
 
     Raises:
-        TransientError: the error of the last attempt, when the deadline has come or `most_tries` attempts were made.
+        TransientError: the error of the last attempt, when the deadline has come or `most_tries` attempts were made;
+            or there was no time for the first attempt.
     """
     if deadline_s is None:
         deadline_s = clock.monotonic_s() + DEFAULT_WITHIN_S

@@ -17,6 +17,7 @@ from safepoint.errors import (
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.records.pod_image import IMAGE
+from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.state import SAFE_STEP
 from safepoint.jobs.cluster.suspension import pod_requests, stop
 from safepoint.jobs.cluster.watches import pod_ends
@@ -30,6 +31,7 @@ from tests.support.cluster.kept import (
     trainjob,
     workload_of,
 )
+from tests.unit.jobs.cluster.test_stop import Ends
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,25 @@ def test_a_job_is_suspended_only_after_its_image_is_complete(pod: list[list[str]
     assert namespace.changes[0].startswith("patch trainjobs")
     assert image.path == "pvc://ckpt/x/images/image-1"
     assert "it is frozen in pvc://ckpt/x/images/image-1" in frozen.message
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_the_receipt_of_a_frozen_job(step: int, pod: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that was there before the image is no save of this suspension. A newer one is a save: the
+    processes ran on, because the request to suspend the job came too late."""
+    monkeypatch.setattr(stop, "PodEnds", lambda *_: Ends(step))
+    namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()])
+
+    def after(change: str) -> None:
+        namespace.kept["pods"] = []
+
+    namespace.after = after
+    jobs_of(namespace).freeze(JOB, is_running_after=False)
+    text = namespace.kept["trainjobs"][0]["metadata"]["annotations"].get(RECEIPT)
+    if step == 4:
+        assert text is None
+    else:
+        assert json.loads(text)["reason"] == "the job trained on after its process image was made"
 
 
 def test_a_job_that_ends_before_it_is_suspended(pod: list[list[str]]) -> None:

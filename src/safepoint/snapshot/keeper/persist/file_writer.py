@@ -177,7 +177,7 @@ class _Writer:
         os.close(self._descriptor)
         self._descriptor = descriptor
         if not is_same:
-            raise OSError(errno.ESTALE, "another file has its name", str(self._target))
+            raise OSError(errno.ESTALE, "another file has replaced this file", str(self._target))
 
     def finish(self, size_bytes: int) -> None:
         os.ftruncate(self._descriptor, size_bytes)

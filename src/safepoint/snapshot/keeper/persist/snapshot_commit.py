@@ -41,7 +41,7 @@ _LOOK_EVERY_S = 0.02
 
 
 class Nodes:
-    """This node and the others that share the folder of an attempt.
+    """This node and the other nodes that share the working folder of an attempt.
 
     Args:
         folder: the attempt's working folder.
@@ -116,7 +116,11 @@ class Nodes:
         )
 
     def newest_of_all(self, is_over: Callable[[], bool]) -> int | None:
-        """Wait for the offers of all nodes. Returns the newest step that is in all offers, or None."""
+        """Wait for the offers of all nodes. Returns the newest step that is in all offers.
+
+        The result is None if no step is in all offers, if an offer is malformed, or if `is_over` returns True before
+        all nodes have published their offers.
+        """
         found = self._wait_for("offer", range(self.count), is_over)
         if len(found) < self.count:
             return None
