@@ -111,7 +111,7 @@ def test_commands_in_documents_exist(document: Path) -> None:
         ("safepoint rnu train.py", "there is no `safepoint rnu`"),
         ("safepoint checkpoints lst out", "there is no `safepoint checkpoints lst`"),
         ("safepoint run --save-stps 10 train.py", "No such option"),
-        ("safepoint run --save-steps ten train.py", "must be a whole number"),
+        ("safepoint run --save-steps ten train.py", "valid integer"),
         ("safepoint scale tiny", "Missing option"),
         ("AWS_REGION=x safepoint suspend --now tiny | cat", "No such option"),
     ],
