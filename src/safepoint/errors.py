@@ -10,6 +10,7 @@ SafepointError                 base of all of them
 ├── ConflictError        11   another process uses the folder, or a setting or request conflicts with what exists
 ├── StorageError         13   a folder, an object store or a cluster cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
+│   ├── FolderNotFoundError  10   a command was given a folder that does not exist
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
 │   ├── NoRoomError          13   a disk has too little free space
@@ -202,6 +203,19 @@ class StorageError(SafepointError):
 
 class ObjectNotFoundError(StorageError):
     """There is no object under this key, or no such bucket."""
+
+
+class FolderNotFoundError(StorageError):
+    """A command was given a folder that does not exist.
+
+    Args:
+        folder: the path of the folder.
+    """
+
+    exit_code = ExitCode.NOT_FOUND
+
+    def __init__(self, folder: object) -> None:
+        super().__init__(f"there is no folder {folder}", hint="check the path")
 
 
 class ConditionError(StorageError):

@@ -25,6 +25,7 @@ _OWNER_OF_NAMESPACE = 0xB701
 """NS_GET_USERNS, see ioctl_ns(2)."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the number of the PID namespace that contains all others."""
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _IS_HIDDEN = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}
 """The errors of files in /proc if the process has ended, or if this process may not read the file."""
@@ -346,6 +347,22 @@ def wait_for_end(process: int, limit_s: float | None = None) -> bool:
     waiting = select.poll()
     waiting.register(process, select.POLLIN)  # a pidfd is readable when its process has ended
     return bool(waiting.poll(None if limit_s is None else 1000 * max(0.0, limit_s)))
+
+
+def end_with_parent(parent: int, number: int) -> None:
+    """Make the kernel send this process the signal `number` when its parent ends. On Linux only.
+
+    If the parent has ended already, this process sends the signal to itself.
+
+    Args:
+        parent: the process id of the parent.
+        number: the signal.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def set_name(name: str) -> None:

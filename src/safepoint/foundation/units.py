@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 
 _KILO = 1000.0
+_MOST_COMPARED = 200
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -50,10 +51,16 @@ def plural(count: int, noun: str) -> str:
 
 def nearest(word: str, known: Collection[str]) -> str:
     """A hint for an unknown `word`: the known word that is most similar to it, or a list of all known words."""
+    similar = most_similar(word, known)
+    return f"did you mean {similar}?" if similar else f"there are {', '.join(sorted(known))}"
+
+
+def most_similar(word: str, known: Collection[str]) -> str:
+    """The known word that is most similar to `word`; empty if no known word is similar."""
     from difflib import get_close_matches
 
-    matches = get_close_matches(word, known, n=1)
-    return f"did you mean {matches[0]}?" if matches else f"there are {', '.join(sorted(known))}"
+    matches = get_close_matches(word[:_MOST_COMPARED], known, n=1)
+    return matches[0] if matches else ""
 
 
 class ByteCounter:

@@ -61,7 +61,7 @@ def test_what_is_no_place_is_refused(settings: Path, text: str, why: str) -> Non
     [
         ("contxt = 'a'", "a place has no such option; nothing was done — did you mean context?"),
         ("queu = 'a'", "did you mean queue?"),
-        ("nnodes = 'two'", "unable to parse string as an integer; nothing was done — see `safepoint submit --help`"),
+        ("nnodes = 'two'", "must be a whole number; nothing was done — see `safepoint submit --help`"),
         ("on = 'b'", "a place has no such option"),
         ("dry-run = true", "a file cannot set it"),
     ],

@@ -20,6 +20,7 @@ from safepoint.errors import ConflictError, NotFoundError, SafepointError, Stora
 from safepoint.foundation import clock
 from safepoint.foundation.processes import ProcessId, kill, processes_of
 from safepoint.jobs.local.paths import history_file, job_folder, make_private
+from safepoint.jobs.model.job_place import UnknownJobError
 from safepoint.jobs.model.records import (
     AttemptRecord,
     JobEvent,
@@ -69,6 +70,7 @@ _BUSY_S = 30.0
 _RETRY_AFTER_S = 0.01
 _OVER = (JobState.COMPLETE, JobState.FAILED)
 _log = logging.getLogger("safepoint")
+_SHOWS_JOBS = "`safepoint list` shows the jobs"
 _Job = TypeVar("_Job", JobRecord, JobSummary)
 _COLUMNS = (
     "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes, "
@@ -248,19 +250,20 @@ class History:
         name = self.name_of(name)
         job = self.find(name)
         if job is None:
-            raise NotFoundError(f"there is no job {name!r} any more", hint="`safepoint list` shows the jobs")
+            raise NotFoundError(f"there is no job {name!r} any more", hint=_SHOWS_JOBS)
         return job
 
     def name_of(self, name: str) -> str:
         """The full name of a job, from its name or its first letters; see `job`."""
-        if not name.isascii() or not name:  # names are ASCII, and SQLite would refuse a string that is not UTF-8
-            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows the jobs")
-        rows = self._query("SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", len(name), name)
+        # Names are ASCII, and SQLite would refuse a string that is not UTF-8.
+        statement = "SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name"
+        rows = self._query(statement, len(name), name) if name and name.isascii() else []
         names = [row[0] for row in rows]
         if name in names:
             return name
         if not names:
-            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows the jobs")
+            known = [row[0] for row in self._query("SELECT name FROM job ORDER BY name")]
+            raise UnknownJobError(f"there is no job {name!r}", name=name, known=known, hint=_SHOWS_JOBS)
         if len(names) > 1:
             shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             raise ConflictError(f"{name!r} matches {len(names)} jobs: {shown}", hint="use more letters of the name")

@@ -166,7 +166,7 @@ def test_a_key_of_this_machine_is_not_sent_to_a_pod(tmp_path: Path, requests: li
 
 def test_a_folder_that_is_missing(tmp_path: Path, requests: list[HelperRequest]) -> None:
     there, here = both(tmp_path, "list", "--json")
-    assert (there.code, there.exit_error) == (ExitCode.STORAGE, here.exit_error)
+    assert (there.code, there.exit_error) == (ExitCode.NOT_FOUND, here.exit_error)
     assert requests
 
 

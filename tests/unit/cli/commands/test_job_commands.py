@@ -223,6 +223,31 @@ def test_a_name_that_is_no_text(command: str) -> None:
     assert "there is no job" in outcome.exit_error["message"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["status"], ["logs"], ["events"], ["suspend"], ["resume"], ["delete"], ["watch", "--json"]),
+        *(["scale", "--nnodes", "2"], ["plan", "storage", "--for"], ["plan", "cost", "--for"], ["thaw"]),
+    ],
+)
+def test_a_misspelt_name_of_a_job_suggests_the_nearest_one(arguments: list[str]) -> None:
+    """Also if it is written in capitals; the hint still says how to see all jobs."""
+    add("train", JobState.COMPLETE)
+    add("other", JobState.COMPLETE)
+    for misspelt in ("trian", "TRAIN"):
+        outcome = safepoint(*arguments, misspelt)
+        assert outcome.code == 10, outcome.stderr
+        assert f"there is no job '{misspelt}'" in outcome.stderr
+        assert "did you mean train? `safepoint list` shows the jobs" in outcome.stderr
+    assert "did you mean" not in safepoint(*arguments, "zzzz").stderr
+
+
+def test_a_location_of_a_misspelt_job_suggests_the_nearest_one() -> None:
+    """`job:NAME` in place of a location."""
+    add("train", JobState.COMPLETE)
+    assert "did you mean train?" in safepoint("checkpoints", "list", "job:trian").stderr
+
+
 def test_what_may_be_a_secret_is_said() -> None:
     """Before the job is refused for another reason, which spares this test a supervisor."""
     outcome = safepoint("submit", "--env", "HF_TOKEN=hf_x", "--env", "A=1", "--output-dir", "pvc://claim/x", SCRIPT)
