@@ -29,6 +29,7 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
+from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.pickles.loading import refusal, states_of
@@ -141,7 +142,7 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         temporarily(np.random, set_state=set_numpy_state),
         temporarily(random, setstate=set_python_state),
         checked_optimizers(place, *optimizers),
-        checked_schedulers(place, *parts),
+        checked_schedulers(place, *parts, most_steps=most_scheduler_steps(Path(folder))),
         checked_scalers(place),
         checked_modules(place),
         contextlib.ExitStack() as stack,

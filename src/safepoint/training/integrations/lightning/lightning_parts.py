@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
@@ -114,7 +115,7 @@ class LightningParts(Parts):
         with (
             states_of(path),
             checked_optimizers(path, *self.optimizers()),
-            checked_schedulers(path, *schedulers),
+            checked_schedulers(path, *schedulers, most_steps=most_scheduler_steps(folder)),
             checked_scalers(path),
         ):
             restore()
