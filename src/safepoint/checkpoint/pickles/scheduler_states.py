@@ -77,13 +77,12 @@ def _fault(scheduler: Any, state: Any, most: int | None) -> str:
     kind = cast("Any", type(scheduler))
     # Leave out the function that `checked_schedulers` has put among the attributes.
     own = {name: one for name, one in scheduler.state_dict().items() if not callable(getattr(kind, name, None))}
+    is_known = kind.__module__.startswith("torch.optim")
     for name, value in saved.items():
         if name not in own:
             if not isinstance(name, str) or hasattr(scheduler, name):
                 return f"the state of its scheduler sets {printable(repr(name))}, which the scheduler does not save"
-        elif fault := _fault_of_entry(
-            name, value, own[name], most, is_known=kind.__module__.startswith("torch.optim")
-        ):
+        elif fault := _fault_of_entry(name, value, own[name], most, is_known=is_known):
             return f"{printable(repr(name))} of its scheduler {fault}"
     return _inner_fault(scheduler, saved.get("_schedulers"), most) or _fault_of_functions(scheduler, saved)
 
