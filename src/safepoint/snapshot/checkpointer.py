@@ -25,7 +25,7 @@ from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
-from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
@@ -432,6 +432,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             # (`checked_modules`). Other objects keep the loaded tensors. If these were in a mapped file, another
             # person could change them by a write to the file, or end this process by truncating the file.
             content = restricted_load(path, map_location="cpu", mmap=isinstance(value, torch.nn.Module))
+        except IsADirectoryError as error:
+            raise refusal(path, "it is damaged: it is a folder and not a file") from error
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything

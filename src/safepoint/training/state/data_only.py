@@ -280,6 +280,8 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
         return restricted_load(file, load=load, also=_classes(), **options)
     except MemoryError:
         raise
+    except IsADirectoryError as error:
+        raise refusal(where, "it is damaged: it is a folder and not a file") from error
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL comes from a seek to a position that a hostile file names
             raise

@@ -19,7 +19,7 @@ from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
-from safepoint.errors import ConflictError, UsageError, printable
+from safepoint.errors import CheckpointError, ConflictError, printable
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import MOST_COUNT, NUMBER
 from safepoint.training.plain.state.parts import Parts
@@ -87,7 +87,7 @@ class LightningParts(Parts):
 
         Raises:
             ConflictError: Lightning did not write the checkpoint.
-            UsageError: the checkpoint is damaged, or contains objects that the script has not allowed.
+            CheckpointError: the checkpoint is damaged, or contains objects that the script has not allowed.
         """
         if not (folder / STATE).exists():
             raise ConflictError(
@@ -298,7 +298,7 @@ class DirectCheckpointIO(CheckpointIO):
                 code. Other values allow only tensors and plain values.
 
         Raises:
-            UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.
+            CheckpointError: the file is damaged, or it contains objects that `weights_only` does not allow.
         """
         try:
             options: dict[str, Any] = {"map_location": "cpu", "mmap": self._is_mapped}
@@ -314,7 +314,7 @@ class DirectCheckpointIO(CheckpointIO):
         except Exception as error:  # hostile content may raise any error
             if weights_only is False:
                 raise
-            raise UsageError(
+            raise CheckpointError(
                 f"{Path(path).parent.name} was not loaded: {Path(path).name} is damaged, or it contains Python "
                 "objects (such as hyperparameters), whose loading can run code",
                 hint="if you trust everyone who can write to that folder, call Trainer.fit(…, weights_only=False), "
