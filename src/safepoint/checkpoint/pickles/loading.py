@@ -39,7 +39,7 @@ def states_of(where: object) -> Generator[None]:
     """While the block runs, turn the errors of invalid states into CheckpointErrors.
 
     A checkpoint that someone else has written may have values of any type in its states. Frameworks do not expect
-    such values. A folder in the place of a file is an invalid state, too. Errors with other causes pass unchanged: errors of
+    such values. A folder in the place of a file is invalid, too. Errors with other causes pass unchanged: errors of
     files, memory, devices and networks.
 
     Args:
