@@ -265,5 +265,5 @@ def test_the_configuration_of_fsdp_may_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "fsdp.json").write_text('{"state_dict_type": "FULL_STATE_DICT"}')
     assert read_arguments(path).strategy is Strategy.FSDP_FULL
     (tmp_path / "fsdp.json").write_text('{"state_dict_type": "LOCAL_STATE_DICT"}')
-    with pytest.raises(UsageError, match="state_dict_type = 'LOCAL_STATE_DICT'"):
+    with pytest.raises(UsageError, match="the file of fsdp_config has another state_dict_type"):
         read_arguments(path)
