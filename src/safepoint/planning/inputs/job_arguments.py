@@ -155,7 +155,7 @@ def _strategy(options: dict[str, tuple[str, ...]], code: Path | None) -> Strateg
     fsdp = " ".join(options.get("fsdp", ())).strip()
     record = {"fsdp": fsdp if fsdp.lower() != "false" else "", "deepspeed": _text(options, "deepspeed")}
     try:
-        return strategy_in(record, (code or Path()) / "arguments.json")
+        return strategy_in(record, (code or Path()) / "arguments.json", is_own=True)
     except UsageError:  # DeepSpeed's configuration is not here, or has no ZeRO
         return None
 

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
@@ -18,7 +19,7 @@ from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
-from safepoint.errors import ConflictError, UsageError, printable
+from safepoint.errors import CheckpointError, ConflictError, printable
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import MOST_COUNT, NUMBER
 from safepoint.training.plain.state.parts import Parts
@@ -86,7 +87,7 @@ class LightningParts(Parts):
 
         Raises:
             ConflictError: Lightning did not write the checkpoint.
-            UsageError: the checkpoint is damaged, or contains objects that the script has not allowed.
+            CheckpointError: the checkpoint is damaged, or contains objects that the script has not allowed.
         """
         if not (folder / STATE).exists():
             raise ConflictError(
@@ -114,7 +115,7 @@ class LightningParts(Parts):
         with (
             states_of(path),
             checked_optimizers(path, *self.optimizers()),
-            checked_schedulers(path, *schedulers),
+            checked_schedulers(path, *schedulers, most_steps=most_scheduler_steps(folder)),
             checked_scalers(path),
         ):
             restore()
@@ -297,7 +298,7 @@ class DirectCheckpointIO(CheckpointIO):
                 code. Other values allow only tensors and plain values.
 
         Raises:
-            UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.
+            CheckpointError: the file is damaged, or it contains objects that `weights_only` does not allow.
         """
         try:
             options: dict[str, Any] = {"map_location": "cpu", "mmap": self._is_mapped}
@@ -313,7 +314,7 @@ class DirectCheckpointIO(CheckpointIO):
         except Exception as error:  # hostile content may raise any error
             if weights_only is False:
                 raise
-            raise UsageError(
+            raise CheckpointError(
                 f"{Path(path).parent.name} was not loaded: {Path(path).name} is damaged, or it contains Python "
                 "objects (such as hyperparameters), whose loading can run code",
                 hint="if you trust everyone who can write to that folder, call Trainer.fit(…, weights_only=False), "
