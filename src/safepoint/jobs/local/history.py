@@ -61,10 +61,8 @@ _SCHEMAS = (
     "ALTER TABLE job ADD COLUMN image TEXT",
     "ALTER TABLE job ADD COLUMN from_checkpoint INTEGER NOT NULL DEFAULT 0",
 )
-"""For each version of the schema, the statements that make it from the previous version.
-
-For a new file, the statements of all versions are executed.
-"""
+"""For each version of the schema, the statements that make it from the previous version. For a new file, all are
+executed."""
 SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_S = 30.0
 _RETRY_AFTER_S = 0.01
