@@ -5,6 +5,8 @@ another node cannot be used, because there is no record of the files that each n
 together.
 """
 
+import contextlib
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from safepoint.checkpoint.pickles.module_states import names_of_script
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError, NothingValidError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.files import delete_tree
 from safepoint.foundation.units import plural
 from safepoint.storage.location import Location, Scheme, parse_location
 from safepoint.storage.opening import open_store
@@ -84,6 +87,9 @@ class ForeignCheckpoints:
         self._folders = folders
         self._store = store
         self._reject = reject
+        self.copies = output.work / "foreign"
+        """Where the checkpoint that is being tried is copied to, on every node. The Trainer loads the copy, which has
+        exactly the examined files."""
 
     def places(self) -> list[Place]:
         """Where these checkpoints are, newest first. No checkpoint is examined.
@@ -146,6 +152,22 @@ class ForeignCheckpoints:
         result = long_on_all_ranks(self._peers, read)[0]
         assert result is not None
         return result
+
+    def begin_copy(self) -> None:
+        """Choose a new folder for the copy of the next checkpoint, the same on every node."""
+        # The folder has a new name each time, because it may be impossible to delete an earlier folder.
+        unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
+        self.copies = self._output.work / f"foreign-{unique}"
+
+    def delete_copy(self) -> None:
+        """Delete the copy of a checkpoint that was rejected, on every node. The original stays."""
+
+        def delete() -> None:
+            if self._folders.is_owner:
+                with contextlib.suppress(OSError):  # a copy that cannot be deleted stays, and is not used
+                    delete_tree(self.copies)
+
+        long_on_all_ranks(self._peers, delete)
 
     def fault_of(self, place: Place) -> str:
         """Why the checkpoint at `place` cannot be resumed from; empty if the names of its files show no fault.
