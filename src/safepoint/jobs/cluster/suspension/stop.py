@@ -7,6 +7,10 @@ pods receive SIGTERM. When a pod ends, it reports which checkpoint it has found 
 A job in a queue can be stopped only through its Workload, Kueue's object for the job. If only the TrainJob is
 suspended, Kueue starts an admitted job again at once.
 
+If the ranks cannot save before the deadline, and the job makes process images, its pod makes one. The pod reports the
+image when it ends, and this module records it. After a stop by a queue, or the loss of a node, no command records the
+image: only the next pod finds it.
+
 A receipt states which checkpoint a suspension has saved, and whether the files of the checkpoint were verified.
 """
 
@@ -18,6 +22,7 @@ from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, W
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.records.pod_image import IMAGE, image_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, receipt_of
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
@@ -109,6 +114,9 @@ def stop_job(
     receipt = _later(requested, receipt_of(ends.checkpoint, output=job.output, was_requested=False, reason=reason))
     if receipt is not None and receipt != requested:
         api.patch("trainjobs", name, {"metadata": {"annotations": {RECEIPT: _text(receipt)}}})
+    image = image_of(ends.image, job.output)
+    if image is not None:
+        api.patch("trainjobs", name, {"metadata": {"annotations": {IMAGE: image.to_annotation()}}})
     if receipt is None:
         SafePoints(api).keep(replace(seen, saved_step=ends.safe_step))
     is_held = requested is not None and receipt is requested and clock.monotonic_s() - saved_s < _HELD_S
@@ -119,10 +127,12 @@ def stop_job(
         job,
         safe_step=safe_step,
         receipt=receipt,
+        image=image or job.image,
         was_saved=None if not job.is_ours else True if is_held else ends.is_saved,
     )
     before = f"its suspension had begun before{_by(seen)}" if is_stopping else ""
-    return replace(job, message=_joined(before, job.message, _what_is_saved(job, first.state, reason)))
+    frozen = "" if image is None else f"its ranks did not save before the deadline: they are frozen in {image.path}"
+    return replace(job, message=_joined(before, job.message, frozen, _what_is_saved(job, first.state, reason)))
 
 
 def _look(look: Callable[[], Observed], place: str) -> tuple[Observed, ClusterJob]:
