@@ -58,7 +58,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(loops if name == "epochs" else run, name)
     if name in __all__:
-        # This includes names of the Kubeflow SDK: a program written for it only has to import them from `safepoint`.
+        # `__all__` includes names of the Kubeflow SDK, so a program that was written for the Kubeflow SDK only has to
+        # import them from `safepoint`.
         from safepoint import sdk
         from safepoint.sdk.upstream import trainer
 

@@ -79,7 +79,10 @@ def printable_lines(text: str) -> str:
 
 
 def message_lines(text: str) -> str:
-    """`printable_lines` of the first 16,384 characters of a message; a server's answer may be much longer."""
+    """`printable_lines` of the first 16,384 characters of a message, and the number of further characters, if any.
+
+    A message may contain the answer of a server, which may be very long.
+    """
     left_out = len(text) - _MOST_CHARACTERS
     if left_out <= 0:
         return printable_lines(text)

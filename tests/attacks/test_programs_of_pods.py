@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("lightkube")
 
-from safepoint.errors import TransientError
+from safepoint.errors import WaitTimeoutError
 from safepoint.jobs.cluster import pod_archive
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest, PodBasis, config_maps, helper_job
 from safepoint.jobs.cluster.manifests import SHIPPED_TO
@@ -114,7 +114,7 @@ def test_a_server_that_sends_no_message(data: bytes) -> None:
             pass
 
     begun_s = time.monotonic()
-    with pytest.raises(TransientError, match="did not end within"):
+    with pytest.raises(WaitTimeoutError, match="did not end within"):
         list(messages(Endless(), idle_s=5, limit_s=0.5))
     assert time.monotonic() - begun_s < 5
 

@@ -145,24 +145,28 @@ def test_garbage_ends_only_its_own_connection(data: bytes, server: StoreServer) 
 
 
 def test_connections_are_closed_with_the_server_if_clients_read_nothing() -> None:
-    """Each client asks for answers, says that nothing follows, and reads nothing. The kernel takes the first answers,
-    and the rest waits in the server. For some of the clients, everything was answered and not everything was sent."""
-    server = StoreServer()
+    """Each client asks for a different number of answers, sends an invalid query, and reads nothing. The kernel takes
+    the first answers, and the rest waits in the server. For some of the clients, the server has given up the
+    connection, and has not sent all answers."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=100)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of all accepted connections
+    server = StoreServer(listening=listening.detach())
     server.start()
-    value, num_clients = bytes(40_000), 120
-    get = bytes([2]) + (1).to_bytes(8, "little") + b"k"
+    value, num_clients = bytes(10_000), 40
+    get = bytes([3]) + (1).to_bytes(8, "little") + b"k"
     with contextlib.ExitStack() as stack:
         clients: list[socket.socket] = []
         for number in range(num_clients):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
             store = bytes([1]) + (1).to_bytes(8, "little") + b"k" + len(value).to_bytes(8, "little") + value
-            client.sendall(_HELLO + store + get * number)
-            client.shutdown(socket.SHUT_WR)
+            client.sendall(_HELLO + store + get * number + b"\xff")
             clients.append(client)
-        num_before = 0
+        num_before = -1
         while len(server._connections) != num_before:  # until each client is answered, or has more than may wait
             num_before = len(server._connections)
-            time.sleep(0.5)
+            time.sleep(1)
         assert 0 < num_before < num_clients
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always", ResourceWarning)

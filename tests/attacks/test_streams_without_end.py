@@ -121,7 +121,13 @@ class TestWatches:
                 next(num_sent)
                 yield line
 
-        server.answers(lambda request: endless(request, pods()))
+        def answer(request: Handler) -> None:
+            if "watch=true" in request.path:
+                endless(request, pods())
+            else:
+                lists()(request)
+
+        server.answers(answer)
         with PodEnds(api, "a") as ends:
             wait_for(lambda: next(num_sent) > 5000)
             assert 0 < len(ends._codes) <= 10

@@ -134,7 +134,7 @@ def test_a_freeze(
         output, errors = freeze.communicate(timeout=60 * PATIENCE)
         (tmp_path / "go").touch()
     assert freeze.returncode == 128 + number, errors
-    assert f"interrupted by {number.name}: an image that was not complete is deleted" in errors
+    assert f"interrupted by {number.name}: an incomplete image is deleted" in errors
     assert output == ""
     assert left_in(images) == []
     assert_runs_on(program, beats)

@@ -33,8 +33,8 @@ _STATIC = Path(__file__).parent / "static"
 _LEAST_COMPRESSED_BYTES = 1024
 _MOST_THREADS = 32
 _OUTPUTS, _READS = (8, 2), (24, 6)
-"""How many outputs are read at a time, and how many reads run at a time: for all sessions together, and for each
-session. The other threads make the pages."""
+"""The limits of outputs that are read at a time, and of reads that run at a time. The first number is for all
+sessions together, the second for each session. The threads that are not used for reads make the pages."""
 
 
 async def _live(request: Request) -> Response:
@@ -42,7 +42,7 @@ async def _live(request: Request) -> Response:
 
 
 def all_routes() -> list[BaseRoute]:
-    """All routes. `/jobs/{place}/{name}/{action}` is last, because its action matches any word."""
+    """All routes. `/jobs/{place}/{name}/{action}` is last, because `{action}` matches any word."""
     return [
         *entry.routes,
         *jobs.routes,

@@ -1,7 +1,7 @@
 """Reports changes to open pages as server-sent events. An event has only the keys of what has changed.
 
-The key of a job is its place and name. After an event, a page reads what it shows. Each place is read once at the
-start, and later only while a page is open.
+The key of a job is its place and name. After an event, a page requests again what it shows. Each place is read once
+at the start, and later only while a page is open.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class Live:
                 found = None
             if found is not None and (
                 found.jobs is not seen or is_first
-            ):  # the jobs are the same while nothing changes
+            ):  # `found.jobs` stays the same object while nothing changes
                 now = {one.key: _mark(one) for one in found.jobs.values()} | {f"{reader.key}/": found.failure}
                 changed = [key for key in now.keys() | before.keys() if now.get(key) != before.get(key)]
                 if changed and not is_first:

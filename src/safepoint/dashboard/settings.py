@@ -129,8 +129,8 @@ class DashboardSettings:
         """The address to open in a browser, without a path, such as `http://127.0.0.1:8765`.
 
         Without TLS, it is the address at which the dashboard listens. A name could lead to another address of this
-        machine, where a program of another user may listen at the same port, and would get the link: `localhost` to
-        ::1, and the name of the machine to 127.0.1.1.
+        machine, where a program of another user may listen at the same port, and would get the link. For example,
+        `localhost` may lead to ::1, and the name of the machine to 127.0.1.1.
         """
         name = self.names[0] if self.names and self.has_tls else self.host
         if name in {"0.0.0.0", "::"}:
@@ -150,7 +150,7 @@ class DashboardSettings:
 
 
 def _check_trusted(path: Path) -> None:
-    """Raise UsageError if another user may have written the file. This user would know the dashboard's key."""
+    """Raise UsageError if another user may have written the file. The other user could know the dashboard's key."""
     try:
         open_trusted(path).close()
     except OSError as error:

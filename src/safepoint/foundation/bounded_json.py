@@ -14,12 +14,13 @@ from safepoint.foundation.shared_folders.opening import read_regular
 
 MAX_BYTES = 1 << 20
 _MAX_VALUES = 1 << 22
-"""The most values in one JSON text. That many values take about 0.5 GB, and are enough for the header of a
-safetensors file with 500,000 tensors."""
+"""The limit of values in one JSON text. A text with this number of values takes about 0.5 GB of memory when it is
+parsed. The limit is high enough for the header of a safetensors file with 500,000 tensors."""
 _STRING_OR_VALUE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([,\[{])', re.DOTALL)
 _MAX_DEPTH = 128
 _LONG_NUMBER = re.compile(r"[0-9]{309}")
-"""Finds texts with whole numbers that may be larger than any float. There may be such digits in a string, too."""
+"""Finds 309 digits in a row. The text may have a whole number that is larger than any float, or the digits may be in
+a string."""
 
 
 def _refuse(constant: str) -> None:
@@ -66,7 +67,7 @@ def parse_value(
 
     Args:
         data: the JSON text, or its bytes in UTF-8.
-        max_bytes: longer data is refused before it is parsed.
+        max_bytes: longer data is refused before it is parsed. If `data` is a string, its characters are counted.
         max_values: data with more values is refused before it is parsed.
         constant: called with `NaN`, `Infinity` or `-Infinity`; returns the value to use. The default refuses these
             words.
@@ -108,7 +109,7 @@ def has_more_values(data: bytes | str, most: int) -> bool:
     The function counts commas, lists and objects outside of strings. The text need not be valid.
     """
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    # This count includes strings, but is much faster than the count below.
+    # This count includes the commas and brackets inside of strings, but is much faster than the count below.
     if sum(map(text.count, (b",", b"[", b"{"))) <= most:
         return False
     count = num_strings = 0
@@ -129,6 +130,6 @@ def read_object(
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file does not contain such an object.
+        ValueError: `parse_object` refuses the content of the file.
     """
     return parse_object(read_regular(path, max_bytes), max_bytes=max_bytes, constant=constant)

@@ -33,6 +33,7 @@ def date_of(time_s: float) -> datetime:
     """The date in UTC of a time in seconds since 1970.
 
     A file system may store times before year 1 and after year 9999. For these the result is the first or last date.
+    For NaN the result is the start of 1970.
     """
     is_number = not math.isnan(time_s)
     return datetime.fromtimestamp(min(max(time_s, _EARLIEST_S), _LATEST_S) if is_number else 0.0, UTC)
@@ -47,7 +48,7 @@ def parse_utc(text: str) -> float:
     """Seconds since 1970 of a time that `utc_now` wrote.
 
     Raises:
-        ValueError: `text` is not a time in this format, or is out of range.
+        ValueError: `text` is not a time in a format of ISO 8601, or the time is out of range.
     """
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -56,7 +57,7 @@ def parse_utc(text: str) -> float:
 
 
 def parse_utc_or_inf(text: str) -> float:
-    """Like `parse_utc`, but infinite if `text` is not such a time."""
+    """Like `parse_utc`, but infinite where `parse_utc` raises an error."""
     try:
         return parse_utc(text)
     except ValueError:

@@ -19,7 +19,10 @@ from safepoint.foundation import clock
 
 
 def named_proxy(url: str) -> str | None:
-    """The proxy for an https request, as the environment writes it; None if the environment names no proxy."""
+    """The proxy for an https request, exactly as an environment variable states it.
+
+    None if the environment names no proxy, or excludes the host of `url`.
+    """
     if urllib.request.proxy_bypass(urlsplit(url).hostname or ""):
         return None
     proxies = urllib.request.getproxies()
@@ -27,11 +30,11 @@ def named_proxy(url: str) -> str | None:
 
 
 def tunnel_proxy(url: str) -> str | None:
-    """The URL of the proxy for an https request; None if the environment names no proxy.
+    """The URL of the proxy for an https request; None if `named_proxy` finds no proxy.
 
     Raises:
-        OSError: the address of the proxy is invalid, or has a scheme other than `http`. If the scheme were `https`,
-            `http.client` would send the proxy's password without encryption.
+        OSError: the address of the proxy is invalid, or has a scheme other than `http`. With `https`, a user
+            expects an encrypted connection to the proxy, which `http.client` does not make.
     """
     proxy = named_proxy(url)
     if not proxy:
@@ -63,7 +66,7 @@ def exchange(
         request: the request.
         to: the server's name in messages.
         timeout_s: how long the request and its whole response may take.
-        max_bytes: how much of the body to read.
+        max_bytes: the limit of the bytes of the body to read. The rest of the body is dropped.
         context: which certificates are trusted; None for the system's.
 
     Raises:

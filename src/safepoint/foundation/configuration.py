@@ -8,11 +8,12 @@ A file has these tables:
 - `[places.NAME]`, only in the user's own file: a place, that is, a namespace of a cluster; and the options of
   `submit` there.
 
-Dashes and underscores are equivalent. For each setting the first file that has it is used.
+Dashes and underscores are equivalent. If several files have the same setting, ./safepoint.toml takes precedence
+over ./pyproject.toml, and both take precedence over the user's own file.
 
 The settings of a project's file decide which programs run and where checkpoints go. So the file is ignored if another
-user can have written it. It is also ignored if it is in a checkpoint, because a checkpoint may have come from another
-person's bucket. `Configuration.ignored` says why a file is ignored. The environment variable
+user may have written it. The file is also ignored if it is in a checkpoint, because a checkpoint may have come from
+another person's bucket. `Configuration.ignored` says why a file is ignored. The environment variable
 SAFEPOINT_TRUSTED_FOLDERS names folders whose files are used in any case.
 
 If a file cannot be read, or a setting is invalid, a UsageError is raised. It names the file, the line (if it can be
@@ -37,8 +38,8 @@ from safepoint.foundation.units import nearest
 PROJECT_FILE = "safepoint.toml"
 _PYPROJECT = "pyproject.toml"
 TRUSTED_FOLDERS = "SAFEPOINT_TRUSTED_FOLDERS"
-"""The environment variable with a list of folders, separated by colons. Their files are used even if other users own
-them."""
+"""The environment variable with a list of folders, separated by colons. The settings files in these folders are used
+even if other users own the files."""
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 10
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(#.*)?")
@@ -54,11 +55,12 @@ class Setting:
     """One value of a file.
 
     Args:
-        file: its path, for messages.
-        line: its line, from 1; None if the line is uncertain, for example because the value has several lines.
-        table: the name of its table, split at the dots; in a pyproject.toml, without `tool.safepoint`.
-        key: its key, as it is written.
-        value: its value, as TOML reads it.
+        file: the path of the file, for messages.
+        line: the number of the line, from 1; None if the line is uncertain, for example because the value has several
+            lines.
+        table: the name of the setting's table, split at the dots; in a pyproject.toml, without `tool.safepoint`.
+        key: the key, as it is written in the file.
+        value: the value, as TOML reads it.
     """
 
     file: str
@@ -136,7 +138,7 @@ class Configuration:
 
     Args:
         tables: the tables of commands, in order of precedence.
-        pvc: the folder of each claim on this machine; absolute.
+        pvc: name of a claim → the folder of this machine that stands for the claim; an absolute path.
         local: what jobs may use of this machine.
         places: the clusters, by name.
         origins: the settings that `pvc`, `local` and `places` come from, by table and name.
@@ -394,8 +396,12 @@ def _read(path: Path, *, is_users: bool, is_trusted: bool) -> _Source:
 
     Args:
         path: the file.
-        is_users: whether the file is the user's own. Such a file is used unless `open_trusted` refuses it.
+        is_users: whether the file is the user's own. The user's own file is never ignored: if `open_trusted` refuses
+            it, an error is raised.
         is_trusted: whether the files of the project are used, even if other users own them.
+
+    Raises:
+        UsageError: the file cannot be read, or `open_trusted` refuses it.
     """
     why, is_checked = None, not is_users and not is_trusted
     try:
@@ -428,10 +434,10 @@ def _why_in_checkpoint(path: Path) -> str | None:
     """The reason to ignore a file that is in a checkpoint; None if the file is in no checkpoint.
 
     The files of a checkpoint belong to this user if a run has fetched them from an object store, or if a command has
-    copied them. But the person who has written the checkpoint has chosen their names and their content.
+    copied them. But the person who has written the checkpoint has chosen the names and the content of the files.
     """
     for folder in Path(os.path.realpath(path)).parents:
-        # Another user may have put a record into a shared folder such as /tmp. Such a record is ignored.
+        # Another user may have put a manifest into a shared folder such as /tmp. That manifest is ignored.
         if any(os.path.isfile(record := folder / name) and not is_planted(record) for name in RECORDS):
             return (
                 f"the file is in the checkpoint {printable(str(folder))}, and another person may have written the "

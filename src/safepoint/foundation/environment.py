@@ -21,9 +21,9 @@ class Place:
     """The position of this process among the ranks of the job.
 
     Args:
-        rank: 0 ≤ rank < world_size, over all nodes.
+        rank: the number of this rank among the ranks of all nodes, from 0.
         world_size: number of ranks of the job.
-        local_rank: position on this node.
+        local_rank: the number of this rank among the ranks of this node, from 0.
         restart: how many times torch elastic has restarted the ranks; 0 at the first start.
         local_world_size: number of ranks on this node.
         node: this node's number, from 0.
@@ -53,7 +53,11 @@ class Place:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> "Place":
         """Read torchrun's variables: RANK, WORLD_SIZE and so on. If they are not set, this process is the only
-        rank."""
+        rank.
+
+        Raises:
+            ValueError: a variable is not a whole number, or RANK is not from 0 to WORLD_SIZE - 1.
+        """
         environ = os.environ if environ is None else environ
 
         def number(name: str, default: int) -> int:
@@ -105,8 +109,8 @@ def home_folder() -> str:
     """The user's home folder. If the user has none, as in many containers, it is a folder in the temporary folder.
 
     Raises:
-        UsageError: another user has made the folder in the temporary folder. Its files could make this user run
-            programs.
+        UsageError: another user has made the folder in the temporary folder, or everyone may write to it. Files in
+            this folder could make this user run programs.
         StorageError: there is no temporary folder.
     """
     home = os.path.expanduser("~")
@@ -147,7 +151,7 @@ def _may_be_home(path: str) -> bool:
         found = os.lstat(path)
     except FileNotFoundError:
         return True
-    except OSError:  # another user prevents access to it now, and may allow it later
+    except OSError:  # another user prevents access to the path now, and may allow access later
         return False
     return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
 

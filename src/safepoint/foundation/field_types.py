@@ -18,7 +18,7 @@ class Kind:
 
     Args:
         words: the words for a value of this kind, for messages, such as `a whole number`.
-        fits: whether a value of any type is of this kind.
+        fits: says whether a value is of this kind. It is called with values of all types.
         least: the smallest valid number; None for no limit.
         most: the greatest valid number; None for no limit.
         is_optional: whether the field may be None.
@@ -73,7 +73,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether `value` is a number that can be converted to a float. Arithmetic with floats converts whole numbers."""
+    """Whether `value` is a number that can be converted to a float.
+
+    Arithmetic with floats converts whole numbers, and raises an error for a number that is too large.
+    """
     if isinstance(value, float):
         return True
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -93,7 +93,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool, below: Path | None =
     Args:
         path: the file. Its folder must exist.
         data: the whole content.
-        durable: also survive a power loss; costs about a millisecond.
+        durable: whether the new content also survives a power loss. This costs about a millisecond.
         below: a folder above the file; the folders between the two may not be links.
     """
 

@@ -19,7 +19,7 @@ _RETRY_S = 0.1
 
 
 class Priority:
-    """The priority of this process, which must have a session of its own."""
+    """The priority of this process. The process must have a session of its own."""
 
     def __init__(self) -> None:
         self._niceness = self._requested = 0

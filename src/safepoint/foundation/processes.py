@@ -143,7 +143,7 @@ def run_state(folder: Path) -> str:
 
 
 def status_words(folder: Path, name: bytes) -> list[bytes]:
-    """The words of one line of the file `status` of a process; empty if the file has no such line.
+    """The words of one line of the file `status` of a process, without the first word; empty without such a line.
 
     Args:
         folder: the folder of the process in /proc.
@@ -193,7 +193,9 @@ def name_of(pid: int, proc: Path = _PROC) -> str:
 
 
 def number_inside(pid: int) -> int:
-    """The number of a process in its own PID namespace. It is `pid` if Safepoint is in the same namespace.
+    """The number of a process in its own PID namespace.
+
+    The result is `pid` if Safepoint is in the same namespace, or if the process has ended.
 
     Args:
         pid: the number of the process in Safepoint's namespace.
@@ -232,10 +234,13 @@ def user_of(pid: int) -> int | None:
 
 
 def is_this_user(user: int) -> bool:
-    """Whether `user` is certainly the user of this process. The kernel reports `user` for a socket.
+    """Whether `user` is certainly the user of this process.
 
     If the user of this process is one of `unknown_users`, the result is True only if the network namespace of this
-    process belongs to its user namespace.
+    process belongs to the user namespace of this process.
+
+    Args:
+        user: the number that the kernel reports as the user of a socket.
     """
     return user == os.geteuid() and (user not in unknown_users() or is_of_own_namespace(_PROC / "self/ns/net"))
 
@@ -266,7 +271,7 @@ def is_of_own_namespace(namespace: Path) -> bool:
 
 
 def place_of(status: os.stat_result) -> str:
-    """The device and the number of a file, as /proc writes them."""
+    """The device and the inode number of a file, as /proc writes them."""
     return f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
 
 

@@ -322,7 +322,7 @@ def _pod(run: Run, *, total: int, own: int, weights_bytes: int, final_bytes: int
             "checkpoint download",
             total,
             fetched,
-            "the downloaded checkpoint is one of the N"
+            "it is one of the N checkpoints in the next row"
             if fetched < total // 100
             else "every node has the whole downloaded checkpoint, which is one of the N",
         ),

@@ -216,9 +216,9 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
     def freeze_job(self, name: str, *, folder: str | None = None, leave_running: bool = False) -> TrainJob:
         """Freeze all processes of a job into a process image. See docs/process-images.md.
 
-        On a cluster, the pod of the job makes the image in the output location of the job. Without `leave_running`,
-        the job is suspended when the image is complete and was read and checked. The job needs a trainer with
-        `freeze_as_last_resort=True`.
+        Without `leave_running`, the job is suspended when the image is complete and was read and checked. On a
+        cluster, the pod of the job makes the image in the output location of the job. For this, the trainer of the
+        job needs `freeze_as_last_resort=True`.
 
         Args:
             name: the name of the job.
@@ -232,8 +232,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
             ValueError: `folder` is set for a job on a cluster.
             RuntimeError: there is no such job, the job does not run, or it cannot be frozen. If it cannot be frozen,
                 it continues to run.
-            NotImplementedError: this backend has no such method; this process is not root, or there is no CRIU 4.2;
-                or the pods of the job cannot make images.
+            NotImplementedError: this backend has no such method; this process is not root, or there is no CRIU 4.2 or
+                newer; or the pods of the job cannot make images.
         """
         check_name(name)
         return self._with("freeze_job").freeze_job(name, folder=folder, leave_running=leave_running)
@@ -247,7 +247,8 @@ class TrainerClient(kubeflow_trainer.TrainerClient):
         Raises:
             RuntimeError: there is no such job, its newest attempt has no image, the job is active, or its processes
                 cannot be restored; or a job on a cluster has a checkpoint that is newer than the image.
-            NotImplementedError: this backend has no such method, this process is not root, or there is no CRIU 4.2.
+            NotImplementedError: this backend has no such method, this process is not root, or there is no CRIU 4.2 or
+                newer.
         """
         check_name(name)
         return self._with("thaw_job").thaw_job(name)

@@ -175,7 +175,8 @@ def _print_into(folder: str | None, rank: int) -> None:
 def _print_user_traceback(error: BaseException) -> None:
     """Print the traceback as Python would, without the frames of Safepoint and `runpy` that ran the script.
 
-    A script that cannot be compiled has no frames of its own.
+    If the traceback has no other frames, all its frames are printed. If the script cannot be compiled, no frame is
+    printed, because no code of the script has run.
     """
     ours = (str(Path(__file__)), user_program.__file__, "<frozen runpy>", runpy.__file__)
     frame: TracebackType | None = error.__traceback__

@@ -180,6 +180,10 @@ class Kept:
 
         return [item for item in self.kept.get(kind, []) if is_chosen(item)]
 
+    def objects_at(self, kind: str, *, labels: str = "") -> tuple[list[Object], str]:
+        """The objects, and the version of the list."""
+        return self.objects(kind, labels=labels), "1"
+
     def create(self, kind: str, body: Object, *, is_dry_run: bool = False) -> Object:
         """Keep an object."""
         self._check("create", kind)

@@ -308,7 +308,7 @@ def _check_attributes(tensor: torch.Tensor) -> None:
 
 
 def _check_generator(tensor: torch.Tensor) -> None:
-    """Raise ValueError for a state of a generator with a position outside of the state.
+    """Raise ValueError for a state of a generator from which torch would read beyond the end of the state.
 
     The state consists of the seed (8 bytes), how many numbers are left (4), a flag (4), the position of the next
     number (8), and the numbers. From this position on, torch reads as many numbers as are left.
@@ -322,7 +322,7 @@ def _check_generator(tensor: torch.Tensor) -> None:
     position &= 0xFFFF_FFFF  # torch uses only these bits
     is_accepted = is_seeded == 1 and 0 < left <= _NUM_WORDS and position <= _NUM_WORDS
     if is_accepted and position + left > _NUM_WORDS + 1:
-        raise ValueError("the state of a random number generator has a position outside of the state")
+        raise ValueError("the state of a random number generator has more numbers left than follow its position")
 
 
 def _keep_parameters(of_module: Any) -> None:

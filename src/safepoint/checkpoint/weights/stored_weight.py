@@ -47,13 +47,13 @@ class StoredWeight:
 
     @classmethod
     def of(cls, name: str, dtype: str, sizes: tuple[int, ...], runs: Iterable[Run]) -> "StoredWeight":
-        """Make a weight, and check that its runs contain each of its bytes once.
+        """Make a weight, and check that its ranges of bytes (`Run`) contain each of its bytes once.
 
         Args:
             name: the name of the weight.
             dtype: torch's name of the type, without `torch.`.
             sizes: the sizes of its dimensions.
-            runs: the runs, in any order.
+            runs: the ranges of its bytes in files, in any order.
 
         Raises:
             CheckpointError: the name is invalid, safetensors has no such type, or bytes are missing or stored twice.

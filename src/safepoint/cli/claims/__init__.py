@@ -1,1 +1,1 @@
-"""`safepoint checkpoints` for claims of a cluster: the side in a pod, and the side that starts the pod."""
+"""Commands about checkpoints and process images in claims of a cluster: the side in a pod, and the side outside."""

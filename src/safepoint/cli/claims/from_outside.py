@@ -1,4 +1,4 @@
-"""`--on PLACE` for the commands about checkpoints. PLACE names a cluster.
+"""`--on PLACE` for the commands about checkpoints, and for those that read process images. PLACE names a cluster.
 
 A command opens an object store from this machine. For a claim (a volume of the cluster), the whole command runs in a
 pod that mounts the claim. This process first checks the command line, and later prints the output of the pod.
@@ -102,6 +102,7 @@ def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
             storage = ClusterStorage(on=default.name, namespace=given.namespace, connection=values["connection"])
         if storage is not None and claims:
             _refuse_folders(locations)
+            _refuse_key(values)
             _run_in_pod(context, values, claims, storage, given)
             return
         _refuse_pod_options(given)
@@ -188,6 +189,15 @@ def _refuse_folders(locations: Mapping[str, Location]) -> None:
             f"{', '.join(folders)} is a folder of this machine, which the pod with the claim cannot reach; "
             "nothing was done",
             hint="use another claim or an object store",
+        )
+
+
+def _refuse_key(values: Mapping[str, Any]) -> None:
+    if values.get("key") is not None:
+        raise UsageError(
+            f"--key {values['key']} is a file of this machine, and the command runs in a pod. Safepoint sends no "
+            "keys of images to a pod; nothing was done",
+            hint="omit --key: then the images are read without a key",
         )
 
 

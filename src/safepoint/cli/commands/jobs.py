@@ -118,7 +118,8 @@ def status(
         typer.Option(
             "-v",
             "--verbose",
-            help="Also show after how many seconds each phase of the last starts was over, for jobs on this machine.",
+            help="For jobs on this machine: also show the phases of the last starts of the ranks, and how many "
+            "seconds after the start each phase ended.",
         ),
     ] = False,
     on: OnOfJob = None,

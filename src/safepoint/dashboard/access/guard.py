@@ -31,8 +31,8 @@ _BUG = Refusal(
     hint="this is a bug in Safepoint; report it with the lines on the terminal",
 )
 _MOST_REQUESTS = 96
-"""How many requests of one session are answered at a time. The server answers only a limited number of requests at a
-time. So a request counts until it is answered, even if its connection has ended before."""
+"""The limit of requests of one session that are answered at a time. A request counts until it is answered, even if
+its connection has ended before, because until then it also counts for the server's own limit of requests."""
 _TOO_MANY = Refusal(
     429,
     "too many requests of this session are not answered yet; this one was refused",
@@ -174,7 +174,8 @@ class Guard:
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Refuse a Host that is not a name of the dashboard.
 
-        This check prevents DNS rebinding: a stranger's page could read the dashboard under the name of its own site.
+        This check prevents DNS rebinding, with which a stranger's page could read the dashboard under the name of the
+        stranger's site.
         """
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1 or _without_port(hosts[0]) not in self._settings.accepted_names:

@@ -21,7 +21,7 @@ _log = logging.getLogger("safepoint")
 
 
 class TwoUsersError(Exception):
-    """The request has the header twice, so the proxy has written only one of the two headers, or none."""
+    """A request has the header for the user's name twice, so the proxy has written at most one of the two headers."""
 
 
 def proxied_visitor(
@@ -42,7 +42,7 @@ def proxied_visitor(
         user: who has opened the connection, see `connections`; empty for a connection from another machine.
 
     Raises:
-        TwoUsersError: a trusted proxy has sent the header twice.
+        TwoUsersError: a request from a trusted proxy has the header twice.
     """
     if not settings.proxies or client is None or not _is_trusted(settings, str(client[0])):
         return None

@@ -1,4 +1,4 @@
-"""Who uses the dashboard: one-time links. Each is exchanged for a signed cookie.
+"""The sessions of the dashboard. A session begins when a one-time link is exchanged for a signed cookie.
 
 Promises: a link is accepted once. Links are kept as digests, and in memory only. A cookie states a role, a session
 and the end of the session. It is signed with a key in the user's state folder, so it stays valid when the dashboard

@@ -238,7 +238,8 @@ async def work(request: Request) -> Response:
     # A viewer may see only checkpoints of jobs, and so only actions on jobs and on their checkpoints.
     if found is None or not (visitor_of(request).is_operator or found.back.startswith("/jobs/")):
         raise NotFoundError(
-            "this dashboard has no such action, probably because it was started again", hint="see the page of the job"
+            "this dashboard has no such action, probably because the dashboard was started again",
+            hint="see the page of the job",
         )
     return await respond(request, "work.html", found.to_document(), work=found)
 

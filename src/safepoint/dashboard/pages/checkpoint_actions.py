@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 
 LONGEST = 2000
-"""How many characters of a location or of a name are read."""
+"""The limit of characters of a location or of a name. Further characters are ignored."""
 _READ_IN_POD = "read the checkpoints"
 Do = Callable[[Inventory, str], Outcome]
 

@@ -69,7 +69,7 @@ async def of_job(request: Request) -> Response:
 async def _as_a_pod_read_them(request: Request, reader: PlaceReader, name: str, error: OnlyInPodsError) -> Response:
     """The checkpoints of a job that only a pod can read, as the last pod has read them.
 
-    If no pod has read them yet, the page has only a button that starts a pod.
+    If no pod has read them yet, the page has only a button that starts a pod, and a request for JSON gets an error.
     """
     base = back_of_job(reader.key, name)
     read = last_read_in_pod(request, base)

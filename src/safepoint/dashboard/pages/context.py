@@ -18,7 +18,8 @@ from safepoint.errors import StorageError, WaitTimeoutError
 
 _LONGEST_PATH = 300
 _READ_WITHIN_S = 40.0
-"""In seconds. A place that does not answer raises its own error before."""
+"""The limit of the time for which a request waits for a task, in seconds. If a place does not answer, the error of
+`PlaceReader` is raised earlier."""
 _T = TypeVar("_T")
 
 

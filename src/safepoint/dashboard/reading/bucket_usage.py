@@ -34,8 +34,9 @@ class Usage:
 
     Args:
         stored_bytes: the size of all objects.
-        growth_bytes_s: the growth in bytes per second, at most: the size of the objects of the last day, divided by
-            the age of the oldest of these objects, but at least by an hour. Deleted objects are not known.
+        growth_bytes_s: an upper limit of the growth, in bytes per second: the size of the objects of the last day,
+            divided by the age of the oldest of these objects, but at least by an hour. The real growth may be lower,
+            because deleted objects are not known. 0 if `is_part`.
         is_part: whether there are more objects than were counted.
         failure: why the location could not be listed; empty if it was listed.
     """
@@ -134,6 +135,6 @@ def usage_in(objects: Iterable[StoredObject], *, now_s: float) -> Usage:
         if item.modified_s > now_s - _DAY_S:
             new_bytes += item.size_bytes
             first_s = min(first_s, item.modified_s)
-    # If the job began a moment ago, its first save must not count as its growth in a few seconds.
+    # If the job began a moment ago, the size of its first save must not be divided by a few seconds.
     span_s = min(_DAY_S, max(_HOUR_S, now_s - first_s))
     return Usage(stored_bytes=stored_bytes, growth_bytes_s=new_bytes / span_s)

@@ -103,7 +103,7 @@ def inventory_of_job(reader: PlaceReader, name: str) -> Inventory:
 
 
 def rows_in(documents: Iterable[Mapping[str, Any]]) -> list[CheckpointRow]:
-    """The checkpoints that a pod has listed, newest first. Checkpoints of a later release are left out."""
+    """The checkpoints that a pod has listed, newest first. Documents that this release cannot read are left out."""
     rows: list[CheckpointRow] = []
     for document in documents:
         with contextlib.suppress(ValueError, KeyError, TypeError):

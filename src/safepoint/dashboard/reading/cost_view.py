@@ -14,7 +14,7 @@ from safepoint.planning.costs import HOUR_S, JobHistory
 from safepoint.progress.record import Progress
 
 MOST_JOBS = 200
-"""How many jobs of each place are counted: the newest jobs."""
+"""The limit of jobs that are counted for each place. The newest jobs are counted."""
 _MOST_LOST_S = 1e12
 _INTERVAL_S = 3600.0
 """The policy that Safepoint is compared with: a save in each hour, and none on SIGTERM."""
@@ -53,7 +53,7 @@ class JobCost:
 
 
 def read_costs(places: Places, *, price_of: Callable[[str], float]) -> tuple[list[JobCost], int]:
-    """The costs of the newest jobs, and how many older jobs are left out. The longest time in slots is first.
+    """The costs of the newest jobs, the largest `held_s` first; and how many older jobs are left out.
 
     Args:
         places: where the jobs are.

@@ -26,7 +26,7 @@ from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
 
 MOST_RANKS = 64
-"""How many ranks a page shows."""
+"""The limit of ranks that a page shows."""
 _LAUNCHERS_OWN = {"record_folder", "launcher_pid", "keeper", "job_dir", "has_begun", "first_start", "wording"}
 
 
@@ -38,7 +38,8 @@ class RankFacts:
         rank: its number.
         host: its machine or pod.
         pid: the number of its process there; None if it is not known.
-        memory_bytes: its memory; None if it does not run, or if it is on another machine.
+        memory_bytes: its memory; None if it does not run, if it is on another machine, or if the page does not show
+            this rank.
     """
 
     rank: int

@@ -27,7 +27,7 @@ from safepoint.progress.metric_history import MetricPoint, MetricReader, current
 from safepoint.progress.record import Progress
 
 OpenJobs = Callable[[str], contextlib.AbstractContextManager[JobPlace[Any]]]
-"""Opens the jobs of a place. The argument is the name of the user in the events of later changes."""
+"""Opens the jobs of a place. The argument is the name that events state for the user who changes these jobs."""
 _READER = "dashboard"
 _FRESH_S = 0.2
 """How old a list of this machine may be when a page shows it, in seconds."""
@@ -39,9 +39,9 @@ _BUSY_SHARE, _MOST_PAUSE_S = 4, 2.0
 _ANSWER_WITHIN_S = 30.0
 _SPARKLINE_BYTES = 16 << 10
 _EVENTS_BYTES = 8 << 20
-"""How many bytes at the end of a job's events are read: more than 20,000 events."""
+"""The limit of bytes at the end of a job's events that are read. They hold more than 20,000 events."""
 _MOST_KEPT = 16
-"""For how many jobs events and metrics stay in memory."""
+"""The limit of jobs whose events and metrics stay in memory."""
 _CHANGES_WITH_TIME = (JobState.RUNNING, JobState.PREEMPTED)
 """In these states, a job can need attention only because time has passed."""
 _ATTENTION_EVERY_S = 5.0
@@ -58,7 +58,7 @@ class ListedJob:
         job: the job.
         progress: its last report; None if there is none.
         attention: why it needs attention.
-        mark: changes when the job or its reports change.
+        mark: a value that changes when the ranks of the job report something.
     """
 
     place: str
@@ -183,7 +183,7 @@ class PlaceReader:
         return before[1]
 
     def points(self, listed: ListedJob, *, last_bytes: int | None = None) -> list[MetricPoint]:
-        """The metrics of a job over its steps. On a cluster, these are the metrics of the reports seen here."""
+        """The metrics of a job over its steps. On a cluster, only reports that this reader has seen count."""
         name = listed.job.name
         if not self.is_local:  # a page need not wait until the thread has read the cluster
             return current_points([*self._observed.get(name, ())])

@@ -22,11 +22,11 @@ from safepoint.storage.opening import open_store
 _LOOK_S = 0.5
 """Folders that are not read within this time, because a server does not answer, are shown without sizes."""
 MOST_FOLDERS = 100
-"""How many output locations the page of storage shows."""
+"""The limit of output locations that the page of storage shows."""
 _MOST_NAMES = 20
-"""How many of its jobs a location names."""
+"""The limit of jobs that are named for a location."""
 _MOST_BUCKETS = 20
-"""In how many locations of object stores the objects are listed."""
+"""The limit of locations in object stores whose objects are listed."""
 _Key = tuple[str, str]
 """The place of the jobs, empty for this machine, and the location."""
 
@@ -48,7 +48,8 @@ class PlaceRoom:
             object store with a size: seconds until it is full, at the earliest.
         growth_bytes_s: the growth of the location in bytes per second; None if it does not grow, or if the growth is
             not known. For an object store, this is an upper limit, see `Usage`.
-        is_low: whether a launcher has warned, or the next checkpoint does not fit into an object store.
+        is_low: whether a launcher has warned of little free space, or the next checkpoint does not fit into an object
+            store.
         is_here: whether this machine can read the location. If not, only the cluster of the jobs can.
         is_bucket: whether it is in an object store.
         stored_bytes: how much is stored in an object store; None if it is not known.
@@ -135,7 +136,7 @@ def without_room(places: Places, usage: BucketUsage, *, sizes: Mapping[str, int]
 
     Args:
         places: where the jobs are.
-        usage: lists what is stored. If this is not known yet, the jobs are left out now.
+        usage: lists what is stored. If it is not known yet what a location stores, the jobs there are left out.
         sizes: see `read_rooms`.
 
     Returns:

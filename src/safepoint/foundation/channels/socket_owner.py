@@ -51,8 +51,8 @@ _MAPPED = "0000000000000000FFFF0000"
 def user_at_other_end(connected: Connected) -> int | None:
     """The user who has opened the other end of a TCP connection.
 
-    None if this user is not known: the other end is on another machine, or one of the two ends is closed, also for
-    one direction only.
+    None if this user is not known: the other end is on another machine, or one of the two ends is closed, in one
+    direction or in both.
     """
     try:
         near, far = (ends[:2] for ends in (connected.getsockname(), connected.getpeername()))

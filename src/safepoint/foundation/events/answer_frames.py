@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 _MARK = "safepoint-answer"
 _MOST_CHARACTERS = 4096
-"""The most characters in one frame: a log splits lines above 16 KiB."""
+"""The limit of characters in one frame. The log of a pod splits lines that are longer than 16 KiB."""
 
 
 class Part(StrEnum):
@@ -48,8 +48,8 @@ class Frame:
     """One line of the log.
 
     Args:
-        number: the number of the line, from 0.
-        part: what it contains.
+        number: the number of the frame, from 0.
+        part: what the frame contains.
         text: what the program wrote; in the last frame, its `Ending` as JSON.
     """
 
@@ -63,7 +63,8 @@ class FrameWriter:
 
     Args:
         log: the stream that receives the lines.
-        shown: text → its replacement in everything that is written, such as a claim's folder → the claim's address.
+        shown: text → the text that replaces it in everything that is written. For example, the address of a claim
+            replaces the folder where the claim is mounted.
     """
 
     def __init__(self, log: TextIO, shown: Mapping[str, str]) -> None:

@@ -188,7 +188,7 @@ class DeadlineChoice(Event, is_quiet=True):
 
 
 class Repartitioned(Event):
-    """A ZeRO checkpoint was copied into a layout that another number of ranks, or another stage, can load."""
+    """A ZeRO checkpoint was copied into a layout that another number of ranks, or another ZeRO stage, can load."""
 
     step: int
     stage_before: str

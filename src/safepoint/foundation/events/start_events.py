@@ -11,7 +11,7 @@ from safepoint.foundation.units import plural
 
 
 class ResumedFromOtherRun(Event, is_warning=True):
-    """The run resumes from a checkpoint, but another run than the checkpoint's used the output location last."""
+    """The training resumes from a checkpoint of run `run_id`, but run `last_run_id` used the output location last."""
 
     step: int
     path: str

@@ -90,6 +90,8 @@ class EventLog:
 def read_events(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """The records in a stream of events, oldest first. A line that is not a record with a string `event` is left out.
 
+    If the stream cannot be read, there are no records.
+
     Args:
         path: the stream.
         last_bytes: read only this many bytes at its end. A stream in an output folder may be of any size.

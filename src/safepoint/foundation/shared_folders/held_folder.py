@@ -64,7 +64,7 @@ def held(path: Path, *, shown: Path | None = None) -> Generator[HeldFolder]:
         shown: the path that errors in the `with` block show in place of `HeldFolder.inside`; `path` when None.
 
     Raises:
-        OSError: `path` is a link, is not a folder, or cannot be opened.
+        OSError: `path` is a link, is not a folder, or cannot be opened; or /proc is not mounted.
     """
     folder = HeldFolder(path=path, descriptor=no_links.open_file(path, _FLAGS))
     try:

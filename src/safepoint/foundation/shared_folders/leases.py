@@ -7,8 +7,9 @@ a reader takes an exclusive lock if it can. A reader that may not write, such as
 read-only, takes a shared lock. Each reader locks one byte of its own, far after the end of the file; so readers do
 not exclude each other.
 
-For a shared lock of an unknown process, `lease_on` returns `Lease.UNKNOWN`. Its caller keeps only a few checkpoints
-with such a lock. Otherwise, everyone who may read the folder could keep all checkpoints from being deleted.
+For a shared lock of an unknown process, `lease_on` returns `Lease.UNKNOWN`. The caller of `lease_on` keeps only a few
+checkpoints for which it gets this result. Otherwise, everyone who may read the folder could prevent the deletion of
+all checkpoints.
 """
 
 import contextlib
@@ -44,6 +45,9 @@ def reading(path: Path) -> Generator[None]:
 
     A process that is about to delete the file calls `lease_on` first. If the locks of other processes prevent a lease
     for half a second, or if the file system has no locks, the block runs without a lease.
+
+    Raises:
+        OSError: the file cannot be opened.
     """
     with _open_to_lock(path) as file:
         close_in_children(file)
@@ -56,7 +60,9 @@ def reading(path: Path) -> Generator[None]:
 
 
 def lease_on(path: Path) -> Lease:
-    """Who holds a `reading` lease on `path`; NONE if files cannot be locked.
+    """What is known about the processes that hold a `reading` lease on `path`.
+
+    NONE if `path` cannot be opened, or if files cannot be locked.
 
     The file is opened for writing, because only then does an NFS server ask its clients for their locks.
     """

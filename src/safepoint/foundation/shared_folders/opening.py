@@ -78,7 +78,8 @@ def _replace_by_copy(path: Path, size_bytes: int) -> None:
 def count_names(path: Path, descriptor: int) -> int:
     """How many names the open file has; 0 if `path` is not one of them any more.
 
-    One call of `stat` determines both, because another user may give the file this name, or remove it, at any time.
+    One call of `stat` finds out the number of names, and whether `path` is one of them, because another user may give
+    the file the name `path`, or remove this name, at any time.
     """
     try:
         with no_links.located(path) as (name, folder):

@@ -27,7 +27,7 @@ class UntrustedFileError(OSError):
 
 
 class PlantedError(UntrustedFileError, PermissionError):
-    """Another user may have put a file there, or may have written it."""
+    """Another user may have put the file at its path, or may have written the file."""
 
 
 def is_planted(path: str | os.PathLike[str], opened: int | None = None, *, users: Collection[int] = ()) -> bool:
@@ -77,7 +77,7 @@ def looked_up(path: str | os.PathLike[str]) -> Iterator[str]:
     """The names that the kernel looks up on the way to `path`, in this order. Links are followed.
 
     The caller checks each name before the next one, because a file system of another user may never answer. `..` in
-    the path is not resolved before: after a link, it leads to the folder above the target of the link.
+    the path is not removed first: after a link, `..` leads to the folder above the target of the link.
     """
     seen, whole = set[str](), Path(path).absolute()
     left = [whole, *whole.parents]

@@ -16,7 +16,7 @@ from safepoint.foundation import clock
 from safepoint.foundation.files import FolderLock, is_locked
 
 LOCK_NAME = "lock"
-"""The file in such a folder that its program locks."""
+"""The file in a program's temporary folder that the program locks."""
 _RESTORING = "restoring"
 _REMOVED = ".abandoned"
 _WITHIN_S = 1.0
@@ -26,7 +26,8 @@ _LOOK_S = 0.01
 def remove_if_abandoned(folder: Path) -> None:
     """Remove a folder, unless its program runs or is being restored, or another process removes the folder.
 
-    The folder gets another name first, so that no process finds a part of it.
+    The folder gets another name first, so that no process finds the folder when only a part of it is left. A folder
+    without a lock file stays.
 
     Raises:
         OSError: the folder is in use, or cannot be removed.
@@ -39,7 +40,7 @@ def remove_if_abandoned(folder: Path) -> None:
         if lock is not None:
             try:
                 if not _is_kept(folder / _RESTORING):
-                    # Another user may have taken a name that can be guessed.
+                    # The new name is random, because another user may have taken any name that can be guessed.
                     removed = folder.rename(folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{_REMOVED}"))
                     shutil.rmtree(removed, ignore_errors=True)
             finally:

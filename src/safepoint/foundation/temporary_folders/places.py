@@ -1,7 +1,9 @@
-"""Chooses where this process and its children have temporary folders and a home folder whose content they trust.
+"""Chooses places for temporary folders and for a home folder, so that this process and its children can trust the
+content of these folders.
 
-Another user who can rename such a folder can put another folder in its place, and so decide which files this process
-reads and writes. If it is in a folder with the sticky bit, such as /tmp, other users cannot rename it.
+Another user who can rename a folder of this process can put another folder in its place, and so decide which files
+this process reads and writes. If the folder of this process is in a folder with the sticky bit, such as /tmp, other
+users cannot rename it.
 """
 
 import contextlib
@@ -35,7 +37,9 @@ _log = logging.getLogger("safepoint")
 def private_parent(*, prefers_memory: bool = False) -> Path:
     """The folder in which to create a temporary folder.
 
-    It is the usual temporary folder. If other users could replace folders there, it is `/dev/shm`.
+    It is the usual temporary folder. If other users could replace folders there, it is `/dev/shm`. If they could also
+    replace folders in `/dev/shm`, or if `/dev/shm` has too little free space, a warning is logged, and the result is
+    the folder that would be chosen if there were no other users.
 
     Args:
         prefers_memory: prefer `/dev/shm`, if it has enough free space and the user has not set TMPDIR.
@@ -60,9 +64,9 @@ def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
     """Let this process use the temporary folder that TMPDIR names, or `private`, and no other.
 
     Without this call, Python uses /var/tmp or the current folder if the temporary folder is full. Another user can
-    fill the temporary folder. In the other folders, this user may have put files with fixed names that libraries
-    read. What this process has found before does not count: the folder may be full by now, and a copy of another
-    process has what that process has found.
+    fill the temporary folder on purpose, and may have put files into /var/tmp or the current folder, under fixed
+    names that libraries read. If Python has chosen a temporary folder before this call, it chooses again: this folder
+    may be full by now, and a process that was copied by fork has the choice of its parent.
 
     Args:
         private: the folder to use if the folder in TMPDIR cannot be written now. It is created if it is missing.
@@ -76,7 +80,7 @@ def keep_temporary_folder(private: Path, *, moving: Iterable[str] = ()) -> None:
     with contextlib.suppress(FileNotFoundError):  # neither this folder nor any of Python's can be written
         if tempfile.gettempdir() == os.path.abspath(named):
             return
-    with contextlib.suppress(OSError):  # then no file can be created in it, and no other folder is used
+    with contextlib.suppress(OSError):  # without `private`, no temporary file can be created, and that is intended
         private.mkdir(mode=0o700, exist_ok=True)
     tempfile.tempdir = os.environ[TEMPORARY] = str(private)
     for variable in moving:
@@ -89,8 +93,8 @@ def provide_home(private: Path) -> None:
     """If the user has no home folder, set HOME to one for the programs that this process starts.
 
     Without HOME, libraries would use a folder with the name `~` in the current folder, and run code that others may
-    have put there. A folder in the temporary folder may be deleted while this process runs, and then another user can
-    make it. So call this function again before programs are started later.
+    have put there. A folder in the temporary folder may be deleted while this process runs. Another user can then
+    make a folder with the same name. So call this function again before programs are started later.
 
     Args:
         private: a path in a private folder, for the case that the home folder cannot be created, or that others could
@@ -98,6 +102,8 @@ def provide_home(private: Path) -> None:
 
     Raises:
         UsageError: see `check_home`. Not raised if an earlier call has set HOME: then `private` becomes the home.
+        StorageError: there is no folder for temporary files.
+        OSError: `private` is needed, and cannot be created.
     """
     home = fallback_home()
     was_provided = os.environ.get("HOME") == home

@@ -14,8 +14,8 @@ from safepoint.foundation.volumes.room import Limit, Room, room_of
 _BLOCK_BYTES = 4096
 _SPARE_BYTES = 64 << 20
 _FEW_INODES = 1000
-"""This number of inodes must stay free. If there are fewer files than this, inodes are not checked, because some file
-systems report a wrong number."""
+"""This number of inodes must stay free. If the files need no more inodes than this number, inodes are not checked,
+because some file systems report a wrong number of free inodes."""
 _UNKNOWN_BYTES = 1 << 62
 _LIMITS = {Limit.DISK: "", Limit.EVICTION: "", Limit.SIZE_LIMIT: " below the size limit of its volume"}
 
@@ -66,7 +66,10 @@ def shortage(folder: Path, files: Iterable[tuple[str, int]]) -> str:
 
 
 def _num_folders(paths: Iterable[str]) -> int:
-    """The number of folders that contain the files. The names of all these folders may not fit in memory."""
+    """The number of folders that contain the files.
+
+    The folders are not collected in a set: the paths of deeply nested folders may not fit in memory.
+    """
     count, before = 0, list[str]()
     # In this order, the files of a folder follow each other.
     for path in sorted(path.replace("/", "\0") for path in paths):

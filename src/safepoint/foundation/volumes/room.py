@@ -24,10 +24,11 @@ from safepoint.foundation.volumes.mounts import Mount, mount_of
 from safepoint.foundation.volumes.occupied import occupied
 
 STORAGE_LIMIT = "SAFEPOINT_STORAGE_LIMIT"
-"""The variable with the size limit of a volume: where it is mounted, and its size, as in `/mnt/checkpoints=20Gi`."""
+"""The variable with the size limit of a volume: the path where the volume is mounted, and the limit, as in
+`/mnt/checkpoints=20Gi`."""
 _IN_POD = "KUBERNETES_SERVICE_HOST"
 _EMPTY_DIR = "kubernetes.io~empty-dir"
-"""The kubelet's name for the folder of these volumes: `…/pods/<uid>/volumes/kubernetes.io~empty-dir/<name>`."""
+"""The kubelet's name for the folder of emptyDir volumes: `…/pods/<uid>/volumes/kubernetes.io~empty-dir/<name>`."""
 _NODE_SHARE, _IMAGES_SHARE, _INODES_SHARE = 0.10, 0.15, 0.05
 
 

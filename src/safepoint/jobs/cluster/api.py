@@ -150,10 +150,10 @@ class ClusterApi:
 
     def objects_at(
         self, kind: str, *, labels: str = "", fields: str = "", has_content: bool = True
-    ) -> tuple[list[Object], str]:
+    ) -> tuple[list[Object], str | None]:
         """The objects as `objects` returns them, and the version of the list, from which a watch can continue.
 
-        The version is empty if the cluster does not have this kind.
+        The version is None if the cluster does not have this kind.
         """
         headers = {} if has_content else {"accept": _NAMES_ONLY}
         found: list[Object] = []
@@ -180,7 +180,7 @@ class ClusterApi:
                 found, marker = [], ""
                 continue
             except NotFoundError:
-                return [], ""
+                return [], None
             found += (item for item in items(page, "items") if name_of(item))
             marker = str(at(page, "metadata", "continue") or "")
             if not marker:
@@ -393,7 +393,8 @@ class ClusterApi:
             UsageError: the container has not started yet, or has never restarted (with `previous`).
         """
         given: dict[str, Any] = {"container": container, "follow": follow, "previous": previous, "tailLines": tail}
-        query = {name: str(value).lower() for name, value in given.items() if value not in {None, False}}
+        is_set = {name: value for name, value in given.items() if value is not None and value is not False}
+        query = {name: str(value).lower() for name, value in is_set.items()}
         if since is not None:
             query |= {"timestamps": "true", **({"sinceTime": since} if since else {})}
         with self._client.lines(

@@ -8,7 +8,12 @@ from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
 from safepoint.foundation.units import plural
 from safepoint.jobs.cluster.api import ClusterApi
-from safepoint.jobs.cluster.checks.image_rights import why_not_in_namespace, why_not_with, why_pod_is_refused
+from safepoint.jobs.cluster.checks.image_rights import (
+    is_about_rights,
+    refusal_of_pod,
+    why_not_in_namespace,
+    why_not_with,
+)
 from safepoint.jobs.cluster.manifests import Runtime
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
 from safepoint.jobs.cluster.spec import JOB_LABEL
@@ -232,8 +237,17 @@ def _runtime(document: Object) -> str:
 def _images(api: ClusterApi) -> Finding:
     """Whether the pods of jobs can make process images, as far as that is known before a pod runs."""
     refused = why_not_in_namespace(api)
-    if refused is None and (message := why_pod_is_refused(api)) is not None:
-        refused = f"the cluster refuses a pod with the rights that CRIU needs: {message}"
+    error = refusal_of_pod(api) if refused is None else None
+    if error is not None and not is_about_rights(error):
+        return Finding(
+            check="process images",
+            status=Status.WARNING,
+            found=f"not known, because the cluster refuses the pod of this check for another reason: {error.message}",
+            why="the check creates no pod, but the cluster may refuse the pods of jobs for the same reason",
+            fix=error.hint or "try again later",
+        )
+    if error is not None:
+        refused = f"the cluster refuses a pod with the rights that CRIU needs: {error.message}"
     parts = [] if refused is None else [f"not possible: {refused}"]
     with contextlib.suppress(AccessDeniedError):  # `_runtimes` has reported that the right is missing
         for document in [] if parts else _all_runtimes(api):

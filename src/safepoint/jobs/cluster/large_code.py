@@ -1,6 +1,6 @@
 """Code that is too large for a config map. It is stored in the job's output location.
 
-The name of the file is the digest of the code.
+The name of the file is the SHA-256 of the code.
 """
 
 import hashlib

@@ -72,6 +72,17 @@ _FOR_IMAGES = frozenset(
     }
 )
 """The packages and modules of `_CONTROL_SIDE` with which a pod makes and restores process images."""
+_FOR_IMAGE_COMMANDS = frozenset(
+    {
+        "safepoint/cli/commands/images/__init__.py",
+        "safepoint/cli/commands/images/common.py",
+        "safepoint/cli/commands/images/images.py",
+        "safepoint/foundation/events/image_events.py",
+        "safepoint/foundation/shared_folders/secret_keys.py",
+        "safepoint/transparent",
+    }
+)
+"""The packages and modules of `_CONTROL_SIDE` with which a pod runs `safepoint images list`, `show` and `verify`."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _COMMENT = re.compile(rb"^[ \t]*#.*$", re.MULTILINE)
 _DOCSTRING = re.compile(rb'^([ \t]*)"""(?=\S)(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$', re.MULTILINE | re.DOTALL)
@@ -245,13 +256,16 @@ def digest_of_files(files: Mapping[str, bytes]) -> str:
 
 
 @functools.cache  # cached, because this takes 60 ms, most of the processor time of a submit
-def build_archive(*, with_images: bool = False) -> bytes:
+def build_archive(*, with_images: bool = False, with_image_commands: bool = False) -> bytes:
     """The archive of this release, made once in a process.
 
     Args:
         with_images: also the modules with which a pod makes and restores process images.
+        with_image_commands: also the modules of the commands that list, show and check process images.
     """
-    more = _FOR_IMAGES if with_images else frozenset[str]()
+    more = (_FOR_IMAGES if with_images else frozenset[str]()) | (
+        _FOR_IMAGE_COMMANDS if with_image_commands else frozenset[str]()
+    )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         _add(archive, "__main__.py", _MAIN.encode())

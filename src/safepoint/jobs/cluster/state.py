@@ -50,8 +50,9 @@ NODES = f"{DOMAIN}/nodes"
 """The annotation with the number of nodes that a suspended job gets when it is resumed."""
 CREATED, HISTORY, SAFE_STEP = f"{DOMAIN}/created", f"{DOMAIN}/history", f"{DOMAIN}/safe-step"
 """The annotations of a TrainJob that replaced another TrainJob: when the job's first TrainJob was created, the
-attempts before this TrainJob, and the step of the newest checkpoint. If the pods of a job cannot post their progress,
-a command that has seen the end of the pods also writes the step; see `safe_points`."""
+attempts before this TrainJob, and the step of the newest checkpoint. Other TrainJobs can have `SAFE_STEP`, too: if
+the pods cannot post their progress, a command that has seen the pods end writes this annotation; see
+`safe_points`."""
 UID_LABEL = "kueue.x-k8s.io/job-uid"
 """The label of a Workload, with the uid of its TrainJob. Workloads that the TrainJob does not own are ignored."""
 _QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
@@ -114,7 +115,7 @@ class ClusterJob:
         receipt: what its suspension has saved; None if the job is not suspended, or has no receipt.
         image: the newest process image that a command has requested since the job was last resumed; None if there is
             none.
-        planned: the sentences about the plan of its model, from the time of its submission; see `planned_sizes`.
+        planned: what was computed about its model when the job was submitted, as sentences; see `planned_sizes`.
         runtime_of_pods: the name of the runtime that its pods are made from. This is `runtime`, or a copy of that
             runtime with the grace period of the job.
         warning: what is wrong with the job although it may run; may be empty.
@@ -419,7 +420,7 @@ def _num_pods(job: Object, pods: Sequence[Object]) -> int:
 def _without_all_pods(
     seen: Observed, pods: Sequence[Object], num_missing: int, waiting: JobState, trouble: str
 ) -> tuple[JobState, str]:
-    """The state, and a message, of a job that lacks pods. All pods that exist run or have finished.
+    """The state, and a message, of a job that lacks pods. Each of its pods runs, or has finished.
 
     Either the cluster has not created all pods yet, or it waits before it replaces a pod that has ended.
     """

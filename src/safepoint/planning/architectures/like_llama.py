@@ -20,7 +20,7 @@ class Style(NamedTuple):
 
 
 def like_llama(style: Style) -> Callable[[Fields], Iterator[Tensor]]:
-    """The tensors of a family like Llama, from the fields."""
+    """Return the function that lists the tensors of a family like Llama, from the fields of `config.json`."""
 
     def tensors(fields: Fields) -> Iterator[Tensor]:
         hidden, vocabulary = fields.count("hidden_size"), fields.count("vocab_size")

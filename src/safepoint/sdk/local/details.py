@@ -27,7 +27,7 @@ def read_details(name: str, created: str) -> JobDetails:
     with LocalJobs() as jobs:
         job = jobs.job(name)
         if job.created != created:
-            raise NotFoundError(f"there is no job {name!r} of {created} any more")
+            raise NotFoundError(f"the job {name!r} that was created at {created} does not exist any more")
         output = jobs.output_of(job)
         return JobDetails(
             points=current_points(read_points(jobs.metrics_file(name))),

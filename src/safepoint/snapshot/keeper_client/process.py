@@ -26,7 +26,7 @@ class KeeperProcess:
         plan: what the keeper needs to start.
 
     Raises:
-        OSError: the process cannot be started, or another keeper has the key.
+        OSError: the process cannot be started, or another keeper already runs with `plan.key`.
     """
 
     def __init__(self, plan: KeeperPlan) -> None:
@@ -96,8 +96,8 @@ class KeeperProcess:
 
 
 def _start(plan: KeeperPlan) -> "subprocess.Popen[bytes]":
-    # Every user can read the command line of the keeper, so the key must not be in it. It contains only the
-    # descriptor and the name of the socket, which are not secret.
+    # Every user can read the command line of the keeper, so the key must not be in it. In the place of the
+    # key, it has the name of the socket, which is not secret.
     with listen(plan.key) as server:
         name = os.fsdecode(server.getsockname()[1:])
         plan = dataclasses.replace(plan, key=name, listening=server.fileno())

@@ -55,7 +55,7 @@ class Reduction:
 
 
 class Sender:
-    """Sends blocks of bytes from one rank to several others. These ranks have a process group of their own.
+    """Sends blocks of bytes from one rank to several others. The ranks that take part have their own process group.
 
     Args:
         peers: all ranks of the job.

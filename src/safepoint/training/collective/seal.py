@@ -47,7 +47,8 @@ class Seal:
             messages: the messages, in the order of the ranks that sent them, from rank 0.
 
         Raises:
-            SealError: a message was not sent by its rank in this exchange; no message was unpickled.
+            SealError: a message was not sealed by the rank at its position, or not in this exchange. No message was
+                unpickled.
         """
         bodies = [message[_MAC_BYTES:] for message in messages]
         for rank, (message, body) in enumerate(zip(messages, bodies, strict=True)):

@@ -28,7 +28,7 @@ class PatientAgent(LocalElasticAgent):
     """torch elastic's agent. Its option `shutdown_timeout` works with every release of torch.
 
     Args:
-        shutdown_timeout: seconds between the signal and SIGKILL.
+        shutdown_timeout: seconds between the signal with which the agent ends the ranks, and SIGKILL.
         arguments: further arguments of `LocalElasticAgent`.
     """
 

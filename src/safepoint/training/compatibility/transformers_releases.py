@@ -3,10 +3,10 @@
 | releases | difference | handled by |
 |---|---|---|
 | below 5.3 | the loop of the Trainer is one method | `split_loop` |
-| below 5.0 | no `conversion_mapping`; `save_pretrained` renames weights by a table in the model | `is_converted` |
+| below 5.0 | no module `conversion_mapping`; `save_pretrained` uses a table of names in the model | `is_converted` |
 | below 5.0 | `save_safetensors=False` writes pickles | `writes_safetensors` |
 | below 5.0 | ranks on CPUs load the optimizer's state to a device such as `cpu:0`, which torch refuses | `loadable` |
-| below 5.1 | no `enable_jit_checkpoint` | `arguments.py` reads it with a default |
+| below 5.1 | no training argument `enable_jit_checkpoint` | `arguments.py` reads it with a default |
 """
 
 import ast

@@ -138,7 +138,10 @@ def _key_for(place: Place, job_secret: bytes | None) -> str:
 
 
 def _unique_id(pid: int) -> str:
-    """Return a text that identifies a process, also among processes with the same pid in other pods or later."""
+    """Return a text that tells a process from processes with the same pid in other pods or at other times.
+
+    The text is `0` if the process cannot be examined.
+    """
     try:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         return f"{namespace}-{stat_fields(Path(f'/proc/{pid}'))[19].decode()}"  # the field with the time of its start

@@ -81,7 +81,7 @@ class Termination:
         Call this method on the main thread.
 
         Args:
-            on_signal: called with each signal, before any reaction to it; must return soon.
+            on_signal: called with each signal, before the watch thread reacts to it; must return soon.
             on_stop_outside_training: ends the process, because SIGTERM arrived outside the training loop. If the
                 function returns, the process may run until the deadline.
             on_deadline: ends the process, because the deadline has passed inside the training loop.

@@ -246,7 +246,7 @@ class SafepointAgent(PatientAgent):
         before = dict(os.environ)
         self._before_start()
         if self._template is not None and os.environ != before:
-            self._template.end()  # its imports may refer to other folders, so a new template is started
+            self._template.end()  # its imports may have used the old folders; `copied_from` starts a new template
         with copied_from(self._template):
             pids = super()._start_workers(worker_group)
         self._timeline.ranks_born(self._restarts, len(pids))

@@ -55,7 +55,8 @@ class CompileCache:
     """Where the ranks cache compiled code.
 
     Args:
-        scratch: an existing private folder. It is used if the user has no writable home folder.
+        scratch: an existing private folder. It is used if the user's own cache folder is missing, not private or not
+            writable, or if the path of the cache folder is too long for a temporary folder.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -162,8 +163,8 @@ def _why_shared(folder: Path) -> str:
 def _is_private(folder: Path, group: int) -> bool:
     """Whether this user is the only user who can write to `folder` through the permissions of its group.
 
-    This is so if the group has no other members, and the folder has no access control list. If there is a list, the
-    permissions of the group are the most that the list may give to any user.
+    This is so if the group has no other members, and the folder has no access control list. If there is a list, it
+    may let other users write: the group's permissions in the mode of the folder are then only the limit for the list.
     """
     with contextlib.suppress(OSError):  # this file system has no lists
         if ACCESS_LIST in os.listxattr(folder):

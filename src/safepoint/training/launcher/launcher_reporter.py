@@ -1,8 +1,8 @@
-"""Writes the launcher's events: who started the job, signals, failed and restarted ranks, how the job has ended.
+"""Writes the launcher's events: who started the run, signals, failed and restarted ranks, how the run has ended.
 
-On the first node, the reporter also publishes the progress that the first rank writes. It serves the progress over
+On the first node, the reporter also passes on the progress that the first rank writes. It serves the progress over
 HTTP (`--metrics-port`), and posts the progress to the controller of Kubeflow Trainer. If the first rank was killed,
-the reporter writes into the progress how the job has ended. Writes to folders have a time limit, because a folder
+the reporter writes into the progress how the run has ended. Writes to folders have a time limit, because a folder
 that hangs must not block the launcher.
 """
 
@@ -67,7 +67,7 @@ class LauncherReporter:
     # ---- while the ranks run --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Report who has started the job; on the first node, begin to serve and to post the job's progress."""
+        """Report who has started the run; on the first node, begin to serve and to post its progress."""
         settings = self._settings
         self.report(
             Started(
@@ -108,7 +108,7 @@ class LauncherReporter:
             )
 
     def progress(self) -> tuple[Progress, bool] | None:
-        """The last progress that the first rank wrote, and whether the job has ended; None without any progress."""
+        """The last progress that the first rank wrote, and whether the run has ended; None without any progress."""
         progress = self._final or read_progress(self._folder / PROGRESS_NAME)
         return None if progress is None else (progress, self._has_ended)
 
@@ -138,7 +138,7 @@ class LauncherReporter:
         error: str = "",
         is_reported: bool = False,
     ) -> None:
-        """Report how the job has ended on this node. Calls after the first do nothing.
+        """Report how the run has ended on this node. Calls after the first do nothing.
 
         Args:
             exit_code: the launcher's exit code.

@@ -36,7 +36,7 @@ class Orphans:
         """Collect the exit codes of orphans that have ended, as init would do.
 
         Args:
-            own: processes that this method must not reap, because another part of the launcher waits for them.
+            own: processes that this method must not reap, because other code of the launcher waits for them.
         """
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

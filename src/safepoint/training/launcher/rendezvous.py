@@ -43,7 +43,7 @@ class NoPortError(SafepointError):
 
 
 class Rendezvous(RendezvousHandler):
-    """Connects one node's agent (the supervisor of the node's ranks) to the job's store. Node 0 serves the store.
+    """Connects one node's agent, which supervises the node's ranks, to the job's store. Node 0 serves the store.
 
     Args:
         plan: which nodes there are.
@@ -120,7 +120,9 @@ class Rendezvous(RendezvousHandler):
         server.serve_nodes(gate, self._port)
 
     def _join_first_node(self, server: StoreServer, key: Key | SameUser, address: str) -> None:
-        """Make `server` pass connections on to node 0. Retry until node 0 admits this node: it may start later.
+        """Make `server` pass connections on to node 0. Retry until node 0 admits this node.
+
+        Node 0 may start later than this node.
 
         Raises:
             UsageError: node 0 did not answer in time, or has refused this node too often.

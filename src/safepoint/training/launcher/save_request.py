@@ -108,7 +108,9 @@ def request_save(*, within_s: float, sign: Callable[[str], None]) -> CheckpointR
 
     Raises:
         NotFoundError: no job runs.
-        ConflictError: several jobs run.
+        ConflictError: several jobs run, or the job does not train.
+        WaitTimeoutError: see `SaveRequest.carry_out`.
+        CheckpointError: see `SaveRequest.carry_out`.
     """
     running = running_launchers()
     if not running:

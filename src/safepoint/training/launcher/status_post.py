@@ -133,8 +133,8 @@ class StatusPost:
             self._num_failures = min(self._num_failures + 1, 10)
             if self._num_failures == 1:
                 _log.warning(
-                    "the controller did not accept the job's status: %s; training continues, and the status is sent "
-                    "again later",
+                    "the controller did not accept the job's status: %s; the training is not affected, and the "
+                    "status is sent again",
                     printable(_reason(error)),
                 )
             return False

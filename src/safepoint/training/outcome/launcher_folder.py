@@ -152,16 +152,21 @@ def stop_signal_of(folder: Path | None, number: int) -> int:
 
 
 def reserve(folder: Path, seconds: float) -> None:
-    """Record that a watching process needs the last `seconds` of the grace period for a process image.
+    """Record that the last `seconds` of the grace period are needed for a process image.
 
-    If the ranks still run when these seconds begin, the watching process freezes the launcher and its ranks.
+    The caller is a process that watches the launcher: the supervisor of the job, or `safepoint run`. If the ranks
+    still run when these seconds begin, the caller freezes the launcher and its ranks.
     """
     with contextlib.suppress(OSError):
         write_atomic(folder / _RESERVED, str(seconds).encode(), durable=False)
 
 
 def reserved_s(folder: Path | None) -> float:
-    """The seconds that `reserve` has recorded; 0 if no image will be made, or if the launcher need not stop."""
+    """The seconds that `reserve` has recorded.
+
+    The result is 0 if no process image will be made, if the launcher has received no stop signal, or if the launcher
+    is or was frozen (see `was_frozen`).
+    """
     try:
         if folder is None or not (folder / _STOP_SIGNAL).exists() or was_frozen(folder):
             return 0.0
@@ -184,7 +189,7 @@ def note_frozen(folder: Path, *, is_frozen: bool) -> None:
 
 
 def was_frozen(folder: Path | None) -> bool:
-    """Whether the launcher of this folder and its ranks are in an image that was made at the deadline."""
+    """Whether the launcher of this folder and its ranks are being frozen, or were frozen and restored."""
     return folder is not None and (folder / _FROZEN).exists()
 
 

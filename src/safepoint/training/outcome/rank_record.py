@@ -3,9 +3,9 @@
 The exit code alone does not show whether Safepoint or the program itself ended the rank with code 75, or whether a
 killed rank had committed a checkpoint before. If there is no launcher, no file is written.
 
-The folder is usually in /dev/shm, which every user of the machine can fill. So each record has at least the same
-size, `_SIZE_BYTES`. If a record cannot be written to a new file, it overwrites the file of an earlier record of the
-same rank.
+The folder is usually in /dev/shm, which every user of the machine can fill. If there is no free space for a new file,
+a record overwrites the file of an earlier record of the same rank. For this purpose, each record is filled up with
+spaces to `_SIZE_BYTES`.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ class RankRecord:
         lost_peer: whether the rank ended because another rank was gone.
         ended_s: when the rank began to end, by the machine's monotonic clock; None if the rank runs or was killed.
         message: why the rank ended, one sentence.
-        is_expendable: whether a kill of this rank loses nothing that the rank could still save. If so, the rank
-            trains, its state goes to the keeper (the process of the node that writes snapshots to disk), and the rank
-            itself writes no checkpoint at the moment.
+        is_expendable: whether a kill of this rank loses nothing that the rank could still save. This is so if the
+            rank trains, its state goes to the keeper (the process of the node that writes snapshots to disk), and the
+            rank itself writes no checkpoint at the moment.
         moments: when the rank passed the phases of its start, oldest first.
     """
 

@@ -31,8 +31,8 @@ _PID = struct.Struct("=q")
 def make_children_of_reaper(count: int, become: Callable[[int], NoReturn]) -> tuple[int, ...] | None:
     """Copy this process, so that the copies are children of the nearest process that adopts orphans.
 
-    A helper process makes the copies and ends. The copies then are orphans, and become children of the nearest
-    ancestor that adopts orphans, such as the launcher.
+    This process forks an intermediate process, which makes the copies and ends. The copies then are orphans, and
+    become children of the nearest ancestor that adopts orphans, such as the launcher.
 
     Args:
         count: the number of copies.
@@ -115,7 +115,9 @@ def be_born(
 
 
 def restore(birth: Birth, number: int, changes: Mapping[str, str | None]) -> None:
-    """Give this copy the properties of a new process, except the session, the standard streams and the names.
+    """Give this copy the properties of a new process, except those that `be_born` itself sets.
+
+    `be_born` sets the session, the standard streams, the arguments and the name of the process.
 
     All descriptors except the standard streams are closed.
 
@@ -142,7 +144,7 @@ def _close_others() -> None:
 
 
 def _restore(birth: Birth) -> None:
-    """Set the properties of a process that the launcher may have changed since it started the template."""
+    """Set the properties that a new process would get now. They may have changed since the template was started."""
     signal.set_wakeup_fd(-1)
     # A launcher that runs in the background of a shell ignores SIGQUIT, and so does the template. But torch elastic
     # handles the signal before it starts ranks, so a new process would have the default.

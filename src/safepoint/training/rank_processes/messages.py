@@ -35,8 +35,8 @@ class Plan:
 class Birth:
     """Requests the processes of all ranks of a node.
 
-    Descriptors come with the message, in this order: stdin, stdout and stderr of each rank, and a pipe. A rank begins
-    when it has read one byte from the pipe, and ends if the pipe is closed before.
+    Descriptors come with the message, in this order: one stdin for all ranks, stdout and stderr of each rank, and a
+    pipe. A rank begins when it has read one byte from the pipe, and ends if the pipe is closed before that.
 
     Args:
         arguments: the arguments of each rank, as on the command line of a rank that is started as a new process.

@@ -71,13 +71,18 @@ def run_template(
     prepare: Callable[[], None],
     environment: Mapping[str, str],
 ) -> int:
-    """Import packages, and make copies that become ranks. Return when the launcher has ended; copies do not return.
+    """Import packages, and make copies that become ranks. Copies do not return.
+
+    This process returns when the launcher has ended, or when the imports show that the process must not be copied.
 
     Args:
         main: runs a rank; see `be_born`.
         hook: called before the first import; installs the hooks that must exist when packages are imported.
         prepare: called after imports; computes what each rank would compute about the imported modules.
         environment: the variables with which this process was started.
+
+    Returns:
+        The exit code of this process.
     """
     started_s = clock.monotonic_s()
     channel = TemplateChannel(socket.socket(fileno=int(os.environ.pop(VARIABLE))))
@@ -118,7 +123,8 @@ class Template:
         self._prepare = prepare
         self._environment = dict(environment)
         self._changes: dict[str, str | None] = {}
-        """What has changed in the environment, as by imports: name → new value, or None for a deleted variable."""
+        """What has changed in the environment since the start of this process, for example by imports: name → new
+        value, or None for a deleted variable."""
         self._left_out = DENIED | set(plan.left_out)
         self._folder = search_folder(plan.program, is_module=plan.is_module)
         self._fitness = Fitness(channel.fileno())
@@ -128,6 +134,8 @@ class Template:
 
     def serve(self, hook: Callable[[], None], started_s: float) -> None:
         """Import what the program imports, then answer the launcher until it closes the connection.
+
+        If the imports show that this process must not be copied, report that to the launcher, and return.
 
         Raises:
             ChannelError: the launcher has ended.
@@ -195,7 +203,7 @@ class Template:
         with audited() as check:
             for name in names:
                 if self._channel.has_data(0):
-                    break  # a `Birth` must not wait; after its ranks' first step, the launcher sends `Import`
+                    break  # a `Birth` must not wait; after the first step of its ranks, `Import` comes again
                 package = name.partition(".")[0]
                 if name in sys.modules or package in self._left_out or package in own:
                     continue

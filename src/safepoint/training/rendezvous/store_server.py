@@ -143,7 +143,8 @@ class StoreServer:
                 connection.cancel()
             await asyncio.gather(*connections, return_exceptions=True)
         for transport in list(self._transports):
-            transport.abort()
+            if not transport.is_closing() or transport.get_write_buffer_size():  # `abort` fails if it is closed
+                transport.abort()
         await asyncio.sleep(0)  # the sockets are closed in the next iteration of the event loop
 
     def _wait(self, work: Awaitable[_T]) -> _T:

@@ -8,5 +8,5 @@ candidate    a checkpoint that may be chosen, and which of several is tried firs
 first_start  which start of a job is the first one
 foreign      the checkpoints of other programs
 copies       what each folder has of a checkpoint, and the copy that a run resumes from
-transfer     copies that checkpoint into every folder, from the other nodes and the store
+transfer     copies the chosen checkpoint into every folder, from the other nodes and the store
 """

@@ -1,4 +1,4 @@
-"""A checkpoint that a run may resume from, before its files are read; and which of several ones is tried first."""
+"""A checkpoint that a run may resume from, before its files are read; and which of several is tried first."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,12 @@ class Candidate:
 
     @property
     def size_bytes(self) -> int:
-        """The size of its files."""
+        """The size of the checkpoint's files."""
         return sum(entry.size_bytes for entry in self.manifest.files)
 
 
 def preference(manifest: Manifest, run_id: str | None) -> tuple[bool, int, int]:
-    """By which checkpoints of one step are sorted; the best one has the largest value.
+    """The key for sorting several checkpoints of one step. The checkpoint to try first has the largest key.
 
     Args:
         manifest: the manifest of a checkpoint.

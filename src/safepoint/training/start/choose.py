@@ -57,7 +57,7 @@ from safepoint.training.start.copies import (
 )
 from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
-from safepoint.training.start.foreign import ForeignCheckpoint, ForeignCheckpoints, Place
+from safepoint.training.start.foreign import ForeignCheckpoints, Place
 from safepoint.training.start.transfer import Transfer, make_plan
 
 _NAME_ANOTHER = "name another checkpoint, or omit --resume to resume from the newest valid one"
@@ -196,7 +196,7 @@ class CheckpointChooser:
             raise self._no_room
         others = self._foreign.places()
         for found in self._foreign.usable() if self._reads_foreign and not is_named else ():
-            point = self._try(self._foreign_candidate(found))
+            point = self._try(self._foreign.candidate(found))
             if point is not None:
                 return point
         if self._no_room is not None:
@@ -225,8 +225,9 @@ class CheckpointChooser:
         """Complete a checkpoint, and examine it. If it cannot be used, report the reason and return None.
 
         Raises:
-            NoRoomError: a newer checkpoint did not fit on a disk, and is less than twice as large as this one. So it
-                was not made to be too large: with more space, the run resumes from it, and loses no steps.
+            NoRoomError: a newer checkpoint did not fit on a disk, and is less than twice as large as `candidate`, so
+                its size is plausible. With more space, the run can resume from the newer checkpoint, and loses no
+                steps.
         """
         if self._no_room is not None and self._too_large_bytes < 2 * candidate.size_bytes:
             raise self._no_room
@@ -251,7 +252,10 @@ class CheckpointChooser:
         return None if reason else point
 
     def _report_planted(self) -> int:
-        """Report checkpoints of other users, and return their number. Report passed-over checkpoints, too."""
+        """Report checkpoints of other users, and return their number.
+
+        Also report the checkpoints that an earlier start did not use and could not move aside.
+        """
         output, is_owner = self._output, self._folders.is_owner
         planted = on_all_ranks(self._peers, lambda: planted_checkpoints(output.root) if is_owner else {})
         others = on_all_ranks(self._peers, lambda: output.faults_of_passed_over() if is_owner else {})
@@ -269,21 +273,15 @@ class CheckpointChooser:
                 hint=_NAME_ANOTHER,
             )
         try:
-            point = self._completed(self._foreign_candidate(found), found.origin.where)
+            point = self._completed(self._foreign.candidate(found), found.origin.where)
             self._check_named(point, self._foreign.where(place))
         except CheckpointError:
             self._foreign.delete_copy()
             raise
         return point
 
-    def _foreign_candidate(self, found: ForeignCheckpoint) -> Candidate:
-        self._foreign.begin_copy()
-        return Candidate(
-            manifest=found.manifest, is_in_store=found.folder is None, named=found.folder, foreign=found.origin
-        )
-
     def _is_newest(self, step: int) -> bool:
-        """Whether no checkpoint of Safepoint is newer than `step`."""
+        """Whether every checkpoint of Safepoint is older than `step`."""
         return step > max(self._steps_in_folders() | self._steps_in_store(), default=-1)
 
     def _mention_newer_foreign(self, step: int) -> None:
@@ -430,7 +428,7 @@ class CheckpointChooser:
         def verify() -> VerifiedCopy | None:
             if not self._folders.is_owner:
                 return None
-            if candidate.named is not None and self._is_first:  # `_named` has verified it
+            if candidate.named is not None and self._is_first:  # this copy was verified before; see `Candidate`
                 return VerifiedCopy(
                     path=candidate.named,
                     good=frozenset(entry.path for entry in candidate.manifest.files),
@@ -444,7 +442,10 @@ class CheckpointChooser:
         return {owner: copy for owner, copy in enumerate(verified) if copy is not None}
 
     def _set_aside_newer_than(self, step: int, *, with_foreign: bool = False) -> None:
-        """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1."""
+        """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1.
+
+        Foreign checkpoints are moved only if `with_foreign` is True.
+        """
         self._set_aside(lambda path: (step_of(path) or 0) > step and (with_foreign or not is_foreign(path)))
 
     def _make_way(self, candidate: Candidate, *, is_in_the_way: bool) -> None:

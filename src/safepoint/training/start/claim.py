@@ -149,7 +149,10 @@ class StoreClaim:
             self._context.log.info("%s was uploaded by all nodes, and is committed now", name)
 
     def last_attempt_of(self, run_id: str) -> int:
-        """The number of the attempt that claimed the location last; 0 if this attempt does not belong to `run_id`."""
+        """The number of the attempt that had claimed the location before this start.
+
+        The result is 0 if there is no such attempt, or if it does not belong to the run `run_id`.
+        """
         return self._before.attempt if self._before is not None and self._before.run_id == run_id else 0
 
     @property

@@ -29,6 +29,7 @@ from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks, on_first_rank
 from safepoint.training.collective.peers import Peers
+from safepoint.training.start.candidate import Candidate
 from safepoint.training.start.copies import Origin, verify_best
 from safepoint.training.start.folders import Folders
 
@@ -153,11 +154,14 @@ class ForeignCheckpoints:
         assert result is not None
         return result
 
-    def begin_copy(self) -> None:
-        """Choose a new folder for the copy of the next checkpoint, the same on every node."""
+    def candidate(self, found: ForeignCheckpoint) -> Candidate:
+        """The candidate for a checkpoint, which is copied to `copies` from now on."""
         # The folder has a new name each time, because it may be impossible to delete an earlier folder.
         unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
         self.copies = self._output.work / f"foreign-{unique}"
+        return Candidate(
+            manifest=found.manifest, is_in_store=found.folder is None, named=found.folder, foreign=found.origin
+        )
 
     def delete_copy(self) -> None:
         """Delete the copy of a checkpoint that was rejected, on every node. The original stays."""

@@ -27,7 +27,7 @@ MANIFEST_NAME = "image.json"
 MOST_CHAIN = MOST_SOURCES + 1
 """How many images a chain may have, the newest included."""
 MOST_FILE_BYTES = 1 << 30
-"""The limit of the size of a file of CRIU, in bytes. It does not apply to files of pages."""
+"""The limit of the size, in bytes, of a file of CRIU or of a carried folder. It does not apply to files of pages."""
 
 _PART_NAME = re.compile(r"part-(0|[1-9][0-9]{0,3})")
 _CRIU_NAME = re.compile(r"(?!pages-)[a-z][a-z0-9_.-]{0,99}\.img")
@@ -36,7 +36,8 @@ _MOST_TEXT = 200
 
 
 def is_criu_name(name: str) -> bool:
-    """Whether a file of CRIU with this name may be in an image, unchanged."""
+    """Whether an image may contain a file with this name unchanged: a file of CRIU, or the archive of a carried
+    folder."""
     return _CRIU_NAME.fullmatch(name) is not None
 
 
@@ -68,7 +69,7 @@ _PART_KINDS = {"root_pid": _PID, "program": _SHORT, "num_processes": _PID, "is_i
 _GPU = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MOST_GPUS = 256
 UNSIGNED = "0" * 64
-"""The code of a manifest that is not authenticated yet."""
+"""The value of `mac` while the manifest is not authenticated yet."""
 
 
 def _hex_digits(count: int) -> Kind:
@@ -263,7 +264,7 @@ class ImageManifest:
             raise ValueError(f"{entry.path!r} is in no part of the image")
         is_criu = is_criu_name(name)
         if not is_criu and not _PAGES_NAME.fullmatch(name):
-            raise ValueError(f"{entry.path!r} is not a file of CRIU, a table or a file of regions")
+            raise ValueError(f"{entry.path!r} is not a file of CRIU, a carried folder, a table or a file of regions")
         if is_criu and entry.size_bytes > MOST_FILE_BYTES:
             raise ValueError(f"{entry.path!r} has more than {MOST_FILE_BYTES} bytes")
 
@@ -284,7 +285,7 @@ class ImageManifest:
 
     @property
     def num_pages(self) -> int:
-        """The pages of all processes."""
+        """The pages of all processes and of their shared memories."""
         return sum(one.num_pages for one in self.page_files)
 
     @property
@@ -340,7 +341,7 @@ class ImageManifest:
 
     @property
     def digest(self) -> str:
-        """The digest of `image.json`. Newer images that need this image state this digest."""
+        """The digest of `image.json`. Newer images that need this image contain this digest, in `sources`."""
         return digest_bytes(self.to_bytes())
 
     @classmethod

@@ -108,7 +108,7 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def _numbers(record: bytes) -> dict[int, int]:
-    """The fields of a message. All fields of the two messages are numbers, each at most once."""
+    """The fields of a record. In both kinds of records, each field is a number, and occurs at most once."""
     found: dict[int, int] = {}
     for number, (value, *others) in fields_of(record).items():
         if not isinstance(value, int):

@@ -17,8 +17,10 @@ from safepoint.foundation.events.answer_frames import Ending, FrameWriter, Part,
 from safepoint.jobs.cluster.helper import helper
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest
 from safepoint.storage.location import CLAIMS
+from safepoint.transparent.images.location import ImageLocation
 from tests.support.checkpoints import commit, prepared
 from tests.support.commands import Outcome, safepoint
+from tests.support.criu_images import add_image
 
 
 @pytest.fixture
@@ -104,6 +106,59 @@ def test_the_answer_is_that_of_a_folder(
     (request,) = requests
     assert request.claims == ("ckpt",)
     assert request.is_read_only is not (words[0] == "prune" and "--dry-run" not in words)
+
+
+def images_in(folder: Path) -> Path:
+    """Two images, of which the second needs the first."""
+    location = ImageLocation(folder)
+    folder.parent.mkdir(exist_ok=True)
+    for number in (1, 2):
+        add_image(location, folder.parent / f"dump-{number}", {100: b"x" * 4096 + bytes((number,)) * 4096})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("list", "--json"),
+        ("show",),
+        ("show", "--json"),
+        ("verify",),
+        ("verify", "--deep", "--json"),
+    ],
+)
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_process_images_are_read_in_a_pod(
+    words: tuple[str, ...], is_damaged: bool, tmp_path: Path, requests: list[HelperRequest]
+) -> None:
+    """The answer is that of a folder."""
+    images = images_in(tmp_path / "x" / "images")
+    if is_damaged:
+        (images / "image-1" / "part-0" / "pages-1.regions").unlink()
+    here = safepoint("images", *words, images)
+    there = safepoint("images", *words, "pvc://ckpt/x/images", "--on", ".")
+    assert there.code == here.code == (14 if is_damaged and words[0] == "verify" else 0)
+    assert there.stdout == here.stdout.replace(str(tmp_path), "pvc://ckpt")
+    assert "image-2" in there.stdout
+    (request,) = requests
+    assert (request.claims, request.is_read_only) == (("ckpt",), True)
+    assert request.arguments[:2] == ("images", words[0])
+
+
+def test_one_process_image_in_a_claim(tmp_path: Path, requests: list[HelperRequest]) -> None:
+    images_in(tmp_path / "images")
+    done = safepoint("images", "show", "pvc://ckpt/images/image-1", "--on", ".", "--json")
+    assert (done.document["name"], done.document["needs"]) == ("image-1", [])
+    missing = safepoint("images", "show", "pvc://ckpt/images/image-9", "--on", ".")
+    assert (missing.code, "pvc://ckpt/images/image-9" in missing.stderr) == (14, True), missing.stderr
+
+
+def test_a_key_of_this_machine_is_not_sent_to_a_pod(tmp_path: Path, requests: list[HelperRequest]) -> None:
+    done = safepoint("images", "list", "pvc://ckpt/images", "--on", ".", "--key", tmp_path / "key")
+    assert done.code == ExitCode.USAGE
+    assert "is a file of this machine" in done.stderr
+    assert not requests
 
 
 def test_a_folder_that_is_missing(tmp_path: Path, requests: list[HelperRequest]) -> None:

@@ -17,6 +17,7 @@ from safepoint.errors import (
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
 from safepoint.jobs.cluster.records.pod_image import IMAGE
+from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.state import SAFE_STEP
 from safepoint.jobs.cluster.suspension import pod_requests, stop
 from safepoint.jobs.cluster.suspension.resuming import image_to_thaw
@@ -32,6 +33,7 @@ from tests.support.cluster.kept import (
     trainjob,
     workload_of,
 )
+from tests.unit.jobs.cluster.test_stop import Ends
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,25 @@ def test_an_image_that_the_pod_made_at_its_deadline(reported: Any, monkeypatch: 
     else:
         assert seen.image is stopped.image is None
         assert "frozen" not in stopped.message
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_the_receipt_of_a_frozen_job(step: int, pod: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that was there before the image is no save of this suspension. A newer one is a save: the
+    processes ran on, because the request to suspend the job came too late."""
+    monkeypatch.setattr(stop, "PodEnds", lambda *_: Ends(step))
+    namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()])
+
+    def after(change: str) -> None:
+        namespace.kept["pods"] = []
+
+    namespace.after = after
+    jobs_of(namespace).freeze(JOB, is_running_after=False)
+    text = namespace.kept["trainjobs"][0]["metadata"]["annotations"].get(RECEIPT)
+    if step == 4:
+        assert text is None
+    else:
+        assert json.loads(text)["reason"] == "the job trained on after its process image was made"
 
 
 def test_a_job_that_ends_before_it_is_suspended(pod: list[list[str]]) -> None:

@@ -14,7 +14,9 @@ from safepoint._version import __version__
 from safepoint.cli.lazy import walk
 from safepoint.cli.main import root
 from safepoint.jobs.cluster import pod_archive
+from safepoint.transparent.images.location import ImageLocation
 from tests.support.checkpoints import commit, prepared
+from tests.support.criu_images import add_image
 
 
 def run(*words: str | Path, folder: Path, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -174,3 +176,19 @@ def test_the_archive_of_a_job_with_images_can_make_them(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive) as files:
         names = files.namelist()
     assert not [name for name in names if name.startswith(("safepoint/jobs/cluster", "safepoint/jobs/model"))]
+
+
+def test_commands_that_read_images_run_in_a_pod(tmp_path: Path) -> None:
+    """Their archive lacks no module, and has no other part of the control side."""
+    data = pod_archive.build_archive(with_image_commands=True)
+    assert len(data) < 800_000
+    archive = tmp_path / pod_archive.NAME
+    archive.write_bytes(data)
+    add_image(ImageLocation(tmp_path / "images"), tmp_path / "dump", {100: b"x" * 4096})
+    for name in ("list", "show", "verify"):
+        done = run(archive, "images", name, tmp_path / "images", folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), (name, done.stderr)
+        assert "image-1" in done.stdout
+    with zipfile.ZipFile(archive) as files:
+        names = files.namelist()
+    assert not [name for name in names if name.startswith(("safepoint/jobs", "safepoint/cli/commands/images/freeze"))]

@@ -11,6 +11,7 @@ from safepoint.errors import AccessDeniedError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object
+from safepoint.jobs.cluster.watches import pod_ends
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 
 _SLEEP = clock.sleep
@@ -26,6 +27,9 @@ class Changes:
 
     def report(self, what: str, pod: Object) -> None:
         self._changes.put((what, pod))
+
+    def objects_at(self, kind: str, **_: object) -> tuple[list[Object], str]:
+        return [], "1"
 
     def watch(self, kind: str, **_: object) -> Iterator[tuple[str, Object]]:
         while (change := self._changes.get()) is not None:
@@ -92,3 +96,34 @@ def test_a_deleted_pod_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
         ends.wait_for_last()
     changes.end(ends)
     assert ends.is_saved
+
+
+def test_a_job_without_pods_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a job in a queue: its watch reports nothing."""
+    monkeypatch.setattr(pod_ends, "_OPEN_S", 30.0)
+    changes = Changes()
+    begun_s = clock.monotonic_s()
+    with PodEnds(cast("ClusterApi", changes), "tiny") as ends:
+        assert clock.monotonic_s() - begun_s < 15
+    changes.end(ends)
+
+
+def test_pods_that_there_are_when_the_context_is_entered() -> None:
+    """The watch continues from the version of their list, so it does not report them."""
+    asked: list[Any] = []
+
+    class Listed(Changes):
+        def objects_at(self, kind: str, **_: object) -> tuple[list[Object], str]:
+            return [pod(0, RUNNING), pod(1, ended(143))], "7"
+
+        def watch(self, kind: str, **options: object) -> Iterator[tuple[str, Object]]:
+            asked.append(options["version"])
+            yield from super().watch(kind)
+
+    changes = Listed(("MODIFIED", pod(0, ended(75))))
+    with PodEnds(cast("ClusterApi", changes), "tiny") as ends:
+        while len(ends._codes) < 2:
+            _SLEEP(0.01)
+    changes.end(ends)
+    assert ends._codes == {"tiny-node-0-0-abcde": 75, "tiny-node-0-1-abcde": 143}
+    assert asked[0] == "7"

@@ -7,6 +7,7 @@ import pytest
 
 from safepoint.errors import NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.transport.client import _lines
 from safepoint.jobs.cluster.transport.failures import BusyError
 from safepoint.jobs.cluster.watches import pod_logs
 from safepoint.jobs.cluster.watches.log_streams import Position
@@ -123,6 +124,35 @@ def test_lines_of_the_same_time_are_not_lost() -> None:
     assert [*position.new_lines(iter([*again, "2026-11-23T10:00:01Z c"]))] == ["c"]
 
 
+def test_parts_of_a_long_line_are_shown_once() -> None:
+    """A line of more than 1 MiB arrives in parts, and only the first part has a time. The parts may differ when the
+    line is read again."""
+    position = Position()
+    short, long = "2026-11-23T10:00:00.1Z before", "2026-11-23T10:00:00.2Z abc"
+    assert [*position.new_lines(iter([short, long, "def", "ghi"]))] == ["before", "abc", "def", "ghi"]
+    again = [short, "2026-11-23T10:00:00.2Z ab", "cdefg", "hi"]
+    assert [*position.new_lines(iter([*again, "2026-11-23T10:00:00.2Z next", "part"]))] == ["next", "part"]
+    assert [*position.new_lines(iter([*again, "2026-11-23T10:00:00.2Z next", "part", "s"]))] == ["s"]
+
+
+def test_the_rest_of_a_line_that_a_broken_stream_has_cut_off() -> None:
+    position = Position()
+    assert [*position.new_lines(iter(["2026-11-23T10:00:00.1Z abc", "d"]))] == ["abc", "d"]
+    assert [*position.new_lines(iter(["2026-11-23T10:00:00.1Z abcde", "fg"]))] == ["e", "fg"]
+    assert [*position.new_lines(iter(["2026-11-23T10:00:00.1Z abcde", "fg", "2026-11-23T10:00:00.1Z "]))] == [""]
+    assert [*position.new_lines(iter(["2026-11-23T10:00:00.1Z abcdefg", "2026-11-23T10:00:00.1Z "]))] == []
+
+
+@pytest.mark.parametrize("letter", ["a", "ä", "€", "😀"])
+def test_a_long_line_is_not_split_within_a_character(letter: str) -> None:
+    """Otherwise the two halves of the character would be shown as two wrong ones."""
+    text = letter * 100
+    blocks = (text.encode()[start : start + 7] for start in range(0, len(text.encode()), 7))
+    parts = [part.decode() for part in _lines(blocks, 20)]
+    assert "".join(parts) == text
+    assert len(parts) > 3
+
+
 def test_output_that_cannot_be_read_for_long_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,6 +164,17 @@ def test_output_that_cannot_be_read_for_long_is_reported_once(
         follow(Logs(a=failure * 9), *looks, monkeypatch=monkeypatch)
     [text] = caplog.messages
     assert text.startswith("the output of pod a could not be read for 0 s; Safepoint tries until the job stops")
+
+
+def test_output_of_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(pod_logs, "_WARN_AFTER_S", 0.0)
+    follower = pod_logs._Follower(cast("ClusterApi", Logs()), lambda: (JobState.RUNNING, [pod("a", RUNNING)]))
+    follower._has_looked()
+    start = pod_logs.start_of(follower._pods[0])
+    follower._pods = []
+    follower._note_end(pod_logs.StreamEnd(start=start, is_complete=False, error=BusyError("no route to host")))
+    [text] = caplog.messages
+    assert text.startswith("the output of a pod that is gone could not be read for 0 s")
 
 
 def test_pods_after_an_interruption_are_read_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from safepoint.jobs.cluster.objects import Object, at, name_of, texts
 from safepoint.jobs.cluster.spec import is_plan
 from safepoint.jobs.cluster.state import Observed, describe
 from safepoint.jobs.cluster.suspension import stop
+from safepoint.jobs.cluster.transport.admission import RefusedError, Rule, refused
 from tests.support.cluster.kept import JOB, Kept, running_pod, trainjob
 
 CLAIM = {"metadata": {"name": "ckpt"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
@@ -202,3 +203,16 @@ def test_only_one_of_two_commands_takes_a_free_lease(monkeypatch: pytest.MonkeyP
     with one, other:
         again = replace(plan, document=seen)
         assert (one.takes(again), other.takes(again)) == (True, False)
+
+
+def test_a_rule_of_the_cluster_that_refuses_the_lease_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a webhook. It is no other command that carries out the plan, so `scale` does not wait for that one."""
+    namespace = with_plan(pods=[], **lease(60))
+    [plan] = [item for item in namespace.kept["trainjobs"] if is_plan(item)]
+
+    def refuse(kind: str, name: str, body: Any) -> Any:
+        raise refused(Rule.WEBHOOK, 'admission webhook "a.b" denied the request: frozen')
+
+    monkeypatch.setattr(namespace, "patch", refuse)
+    with PlanLease(as_api(namespace)) as mine, pytest.raises(RefusedError, match="denied the request: frozen"):
+        mine._write(plan)

@@ -115,3 +115,18 @@ def test_a_dry_run_has_the_form_of_the_cluster() -> None:
     neither = Cluster("spec.runtimePatches", "spec.podTemplateOverrides")
     with pytest.raises(UsageError, match="takes neither"):
         form_for(neither, given, runtime=RUNTIME)
+
+
+def test_a_dry_run_that_a_rule_of_the_cluster_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    """The API server has checked the fields before, so the form is known. The quota is shown in a warning."""
+    why = "exceeded quota: few, requested: count/trainjobs=1, used: count/trainjobs=3, limited: count/trainjobs=3"
+
+    class Full(Cluster):
+        def create(self, kind: str, body: Any, *, is_dry_run: bool = False) -> Any:
+            super().create(kind, body, is_dry_run=is_dry_run)
+            raise refusal(403, {"message": f'trainjobs "a" is forbidden: {why}'}, f"POST {kind}")
+
+    assert form_for(Full(), job(), runtime=RUNTIME) == job()
+    assert "podTemplateOverrides" in form_for(Full("spec.runtimePatches"), job(), runtime=RUNTIME)["spec"]
+    assert len(caplog.messages) == 2
+    assert "count/trainjobs: 3 of 3 used, 1 more needed" in caplog.text

@@ -1,11 +1,19 @@
-"""Tests of safepoint.jobs.cluster.suspension.websocket: frames as a server sends them, also hostile ones."""
+"""Tests of safepoint.jobs.cluster.suspension.websocket and pod_program: frames as a server sends them, also hostile
+ones."""
 
+import contextlib
+import json
 import struct
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import httpcore2
 import pytest
 
-from safepoint.errors import StorageError, TransientError
+from safepoint.errors import SafepointError, StorageError, TransientError, WaitTimeoutError
+from safepoint.foundation import clock
+from safepoint.jobs.cluster.api import ClusterApi
+from safepoint.jobs.cluster.suspension.pod_program import run_in_pod
 from safepoint.jobs.cluster.suspension.websocket import messages
 
 
@@ -78,3 +86,60 @@ def test_a_server_that_is_silent() -> None:
 
     with pytest.raises(TransientError, match="ReadTimeout"):
         list(messages(Silent(b""), idle_s=1))
+
+
+class Slow(Server):
+    """Each read takes a second. If it has nothing to send, it is silent for as long as the caller waits."""
+
+    def __init__(self, data: bytes, monkeypatch: pytest.MonkeyPatch, step: int = 1) -> None:
+        super().__init__(data, step)
+        self.now_s = 0.0
+        monkeypatch.setattr(clock, "monotonic_s", lambda: self.now_s)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if not self.data:
+            assert timeout is not None
+            self.now_s += timeout
+            raise httpcore2.ReadTimeout
+        self.now_s += 1
+        return super().read(max_bytes)
+
+
+@pytest.mark.parametrize("data", [frame(9, b"") * 20, frame(2, b"\x01x")], ids=["pings", "silence"])
+def test_a_program_that_does_not_end_in_time(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the server is silent at the deadline. A program that is only silent is another failure."""
+    server = Slow(data, monkeypatch, step=2)
+    with pytest.raises(WaitTimeoutError, match="did not end within 9 s"):
+        list(program(server, idle_s=30, limit_s=9))
+    assert server.now_s <= 10
+    if server.data == b"":
+        with pytest.raises(TransientError, match="ReadTimeout"):
+            list(program(Slow(frame(2, b"\x01x"), monkeypatch, step=9), idle_s=3, limit_s=9))
+
+
+def program(server: Server, *, idle_s: float, limit_s: float) -> Iterator[str]:
+    """The lines of a program whose connection is `server`."""
+
+    class Api:
+        @contextlib.contextmanager
+        def upgraded(self, *_: object, **__: object) -> Generator[Any]:
+            yield server
+
+    return run_in_pod(cast("ClusterApi", Api()), "p", "node", ["x"], idle_s=idle_s, limit_s=limit_s)
+
+
+@pytest.mark.parametrize("last", [b"", b"\n"])
+def test_the_last_line_of_a_program(last: bytes) -> None:
+    """Also without a line break at its end."""
+    ended = frame(2, b"\x03" + json.dumps({"status": "Success"}).encode())
+    server = Server(frame(2, b"\x01one\ntwo" + last) + ended + CLOSE)
+    assert list(program(server, idle_s=1, limit_s=60)) == ["one", "two"]
+
+
+def test_the_last_line_of_a_program_that_fails() -> None:
+    """Such as the reason for its failure, as JSON."""
+    failed = frame(2, b"\x03" + json.dumps({"status": "Failure", "message": "exit code 1"}).encode())
+    lines = program(Server(frame(2, b"\x01why") + failed + CLOSE), idle_s=1, limit_s=60)
+    assert next(lines) == "why"
+    with pytest.raises(SafepointError, match="exit code 1"):
+        next(lines)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from safepoint.cli.place import find_place
 from safepoint.errors import UsageError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.transparent.packages import require_packages
@@ -16,17 +17,29 @@ if TYPE_CHECKING:
     from safepoint.transparent.images.manifest import ImageManifest
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-ImageArgument = Annotated[
+Place = Annotated[
+    str, typer.Argument(metavar="LOCATION", help="The images: a folder, or a prefix in an object store.")
+]
+_OF_CLUSTER = "With --on, also in a claim of the cluster: pvc://claim/path/images, or job:NAME/images."
+ReadImage = Annotated[
     str,
     typer.Argument(
         metavar="IMAGE",
         help="An image, such as images/image-3 or s3://bucket/images/image-3; or a location of images, for the "
-        "newest image in it.",
+        f"newest image in it. {_OF_CLUSTER}",
+        callback=find_place,
     ),
 ]
-Place = Annotated[
-    str, typer.Argument(metavar="LOCATION", help="The images: a folder, or a prefix in an object store.")
+"""An image that a command only reads. The command has the decorator `with_clusters`."""
+ReadPlace = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION",
+        help=f"The images: a folder, or a prefix in an object store. {_OF_CLUSTER}",
+        callback=find_place,
+    ),
 ]
+"""A location of images that a command only reads; see `ReadImage`."""
 KeyOption = Annotated[
     Path | None,
     typer.Option(

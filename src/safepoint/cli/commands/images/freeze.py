@@ -107,7 +107,7 @@ def freeze(
 
     place = location_only(to) if to is not None else str(images_folder(job or ""))
     with (
-        undoing("an image that was not complete is deleted, and processes that are in no complete image run on"),
+        undoing("an incomplete image is deleted, and the processes continue to run, unless the image is complete"),
         opened(place, key, is_written=True, is_encrypting=encrypt) as (location, _),
     ):
         progress = page_progress("storing pages", None)
@@ -173,15 +173,15 @@ def _freeze_on_cluster(
 
     jobs = _of_cluster(place, local)
     with undoing(
-        "the job runs on, unless it was suspended already; its pod may still complete the image, and lets stopped "
-        f"processes run on within {HOLD_S:g} s"
+        "the job runs on, unless it was suspended already; its pod may still complete the image; processes "
+        f"that are stopped continue after at most {HOLD_S:g} s"
     ):
         job, image = jobs.freeze(name, is_running_after=leave_running)
     document = {**asdict(image), "is_running": leave_running, "job": job_document(jobs, job)}
     after = "the job runs on" if leave_running else f"the job is {job.state}"
     lines = [
-        f"{image.path}: {plural(image.num_processes, 'process')}, {format_bytes(image.size_bytes)} for "
-        f"{format_bytes(image.memory_bytes)} of memory, read and checked; {after}"
+        f"{image.path}: {plural(image.num_processes, 'process')} with {format_bytes(image.memory_bytes)} of memory; "
+        f"size of the image: {format_bytes(image.size_bytes)}; the image was read and checked; {after}"
     ]
     if image.needs:
         lines.append(f"needs {', '.join(map(printable, image.needs))}")

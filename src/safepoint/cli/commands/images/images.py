@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from safepoint.checkpoint.local.retention import KeepBest, parse_policies
+from safepoint.cli.claims.from_outside import with_clusters
 from safepoint.cli.interruption import undoing
 from safepoint.cli.output import print_answer, table
-from safepoint.cli.place import Connection
+from safepoint.cli.place import Connection, ConnectionOrSecret
 from safepoint.errors import ImageError, NothingValidError, StorageError, UsageError, printable
 from safepoint.foundation import clock
 from safepoint.foundation.units import format_age, format_bytes, plural
@@ -17,10 +18,11 @@ from safepoint.foundation.units import format_age, format_bytes, plural
 if TYPE_CHECKING:
     from safepoint.transparent.images.location import ImageLocation
 from safepoint.cli.commands.images.common import (
-    ImageArgument,
     Json,
     KeyOption,
     Place,
+    ReadImage,
+    ReadPlace,
     document_of,
     key_facts,
     location_only,
@@ -37,12 +39,15 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_(place: Place, key: KeyOption = None, connection: Connection = None, as_json: Json = False) -> None:
+@with_clusters
+def list_(
+    location: ReadPlace, key: KeyOption = None, connection: ConnectionOrSecret = None, as_json: Json = False
+) -> None:
     """List the images of a location, newest first."""
-    with opened(location_only(place), key) as (location, _):
-        documents, rows = _listed(location)
+    with opened(location_only(location), key) as (images, _):
+        documents, rows = _listed(images)
     lines = table(["IMAGE", "AGE", "PROGRAM", "SIZE", "MEMORY", "KEY", "STATE"], rows)
-    print_answer(as_json, documents, lines if rows else [f"no process images in {place}"])
+    print_answer(as_json, documents, lines if rows else [f"no process images in {location}"])
 
 
 def _listed(location: "ImageLocation") -> tuple[list[dict[str, Any]], list[list[str]]]:
@@ -74,17 +79,20 @@ def _listed(location: "ImageLocation") -> tuple[list[dict[str, Any]], list[list[
 
 
 @app.command()
-def show(image: ImageArgument, key: KeyOption = None, connection: Connection = None, as_json: Json = False) -> None:
+@with_clusters
+def show(
+    location: ReadImage, key: KeyOption = None, connection: ConnectionOrSecret = None, as_json: Json = False
+) -> None:
     """Show what an image holds, and which other images it needs."""
-    with opened(image, key) as (location, found):
-        manifest = location.read(found or location.newest())
+    with opened(location, key) as (images, found):
+        manifest = images.read(found or images.newest())
     from safepoint.transparent.images.materialise import raw_bytes
 
-    document = {**document_of(manifest, location), "manifest": json.loads(manifest.to_bytes())}
+    document = {**document_of(manifest, images), "manifest": json.loads(manifest.to_bytes())}
     num_pages, num_stored = manifest.num_pages, manifest.num_stored
     num_zero = sum(one.num_zero for one in manifest.page_files)
     lines = [
-        f"{location.where(manifest.name)}: {printable(manifest.parts[0].program)}, of {manifest.created}",
+        f"{images.where(manifest.name)}: {printable(manifest.parts[0].program)}, of {manifest.created}",
         *(
             f"  part {number}: {printable(part.program)}, process {part.root_pid}, "
             f"{plural(part.num_processes, 'process')}"
@@ -96,18 +104,19 @@ def show(image: ImageArgument, key: KeyOption = None, connection: Connection = N
         f"{num_stored} in this image",
         f"  size: {format_bytes(manifest.size_bytes)} for {format_bytes(raw_bytes(manifest))} of memory",
         f"  needs: {', '.join(source.name for source in manifest.sources) or 'no other image'}",
-        f"  key: {key_facts(manifest, location)[1]}",
+        f"  key: {key_facts(manifest, images)[1]}",
     ]
     print_answer(as_json, document, lines)
 
 
 @app.command()
+@with_clusters
 def verify(
-    image: ImageArgument,
+    location: ReadImage,
     as_json: Json = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every page and compare its digest.")] = False,
     key: KeyOption = None,
-    connection: Connection = None,
+    connection: ConnectionOrSecret = None,
 ) -> None:
     """Check one image, or all images of a location.
 
@@ -117,26 +126,26 @@ def verify(
     """
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
-    with opened(image, key) as (location, found):
+    with opened(location, key) as (images, found):
         from safepoint.transparent.images.materialise import verify as verify_image
 
-        names = [found] if found else location.names()
+        names = [found] if found else images.names()
         if not names:
-            raise NothingValidError(f"there is no process image in {image}")
+            raise NothingValidError(f"there is no process image in {location}")
         for name in names:
             fault = None
             try:
-                verify_image(location, name, deep=deep)
+                verify_image(images, name, deep=deep)
             except ImageError as error:
                 fault = error.message
-            documents.append({"name": name, "path": location.where(name), "is_deep": deep, "fault": fault})
+            documents.append({"name": name, "path": images.where(name), "is_deep": deep, "fault": fault})
             lines.append(f"{name}: {'cannot be restored' if fault else 'valid' if deep else 'complete'}")
             lines += [f"  {fault}"] if fault else []
     print_answer(as_json, documents, lines)
     num_damaged = sum(document["fault"] is not None for document in documents)
     if num_damaged:
         raise ImageError(
-            f"{num_damaged} of {plural(len(names), 'image')} in {location.where()} cannot be restored",
+            f"{num_damaged} of {plural(len(names), 'image')} in {images.where()} cannot be restored",
             hint="see the faults above; an image also needs the images that `safepoint images show` names",
         )
 
@@ -161,9 +170,10 @@ def prune(
 
     These images always stay: the newest one, the newest valid one, damaged ones, and all images that one of these
     needs. In a folder, images that are being read also stay. In an object store, the command may delete an image
-    while another process reads it. Images that state another key than the key of this command (yours, or the key in
-    --key) also stay. --keep applies separately to images without protection. Exit code 11: an image is being written
-    to the location. Exit code 13: an image could not be deleted.
+    while another process reads it. Images that were made with another key than yours, or than the key in --key, also
+    stay. Images without protection are counted apart from images with the key: `newest=2` keeps two of each kind.
+    Exit code
+    11: an image is being written to the location. Exit code 13: an image could not be deleted.
     """
     try:
         policies = parse_policies(keep)

@@ -108,7 +108,7 @@ def simulate(
 ) -> None:
     """Simulate a job on many machines, with interruptions.
 
-    A policy is a program with its rules for saves, such as hf-hourly: Hugging Face's Trainer, with a save every hour.
+    A policy says when a program saves, such as hf-hourly: Hugging Face's Trainer, with a save every hour.
     For each policy, the answer has the effective training time ratio (ETTR) and the hours lost, each with its 95 %
     confidence interval (±). The ETTR is the share of productive work in the time for which the job had its machines.
     The answer also has the cost of a commit of Safepoint for each number of ranks.

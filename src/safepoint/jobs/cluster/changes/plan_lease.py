@@ -18,6 +18,7 @@ from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.plans import Plan
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts, uid_of
 from safepoint.jobs.cluster.spec import DOMAIN
+from safepoint.jobs.cluster.transport.admission import RefusedError
 
 LEASE = f"{DOMAIN}/lease"
 """The annotation with the lease. It is JSON: a random name of the holder, and the time of the last renewal."""
@@ -101,6 +102,8 @@ class PlanLease:
             metadata["resourceVersion"] = version
         try:
             self._api.patch("trainjobs", name_of(document), {"metadata": metadata})
+        except RefusedError:  # a rule of the cluster refuses the change, and waiting does not help
+            raise
         except (ConflictError, NotFoundError):
             return False
         return True

@@ -5,14 +5,17 @@ fields, and a job would start without its volumes.
 """
 
 import copy
+import logging
 from typing import Any
 
 from safepoint.errors import AccessDeniedError, UsageError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, items, texts
 from safepoint.jobs.cluster.spec import QUEUE_LABEL
+from safepoint.jobs.cluster.transport.admission import RefusedError
 from safepoint.jobs.cluster.transport.failures import AlreadyExistsError, UnknownFieldError
 
+_log = logging.getLogger("safepoint")
 _PATCHES, _OVERRIDES = "spec.runtimePatches", "spec.podTemplateOverrides"
 
 
@@ -39,7 +42,8 @@ def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
     """The TrainJob in the form in which `create_trainjob` would create it; nothing is created.
 
     A dry run finds out which form the cluster's Trainer accepts. A user who may not create TrainJobs cannot make a
-    dry run, and receives the form of Trainer 2.2.
+    dry run, and receives the form of Trainer 2.2. If a rule of the cluster, such as a quota, refuses the TrainJob, a
+    warning is logged: Trainer accepts the form, because the API server checks the fields before the rules.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
@@ -63,6 +67,8 @@ def form_for(api: ClusterApi, trainjob: Object, *, runtime: Object) -> Object:
         raise _not_known(error, api.connection.name) from error
     except (AccessDeniedError, AlreadyExistsError):
         pass
+    except RefusedError as error:
+        _log.warning("the cluster would refuse this job now: %s", error)
     return trainjob if older is None else older
 
 

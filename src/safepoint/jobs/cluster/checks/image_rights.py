@@ -8,10 +8,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from safepoint.errors import AccessDeniedError, NotFoundError, SafepointError, UnsupportedError
+from safepoint.errors import AccessDeniedError, NotFoundError, SafepointError, TransientError, UnsupportedError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.manifests import RIGHTS_FOR_IMAGES, Runtime
 from safepoint.jobs.cluster.objects import Object, at, items, name_of, texts
+from safepoint.jobs.cluster.transport.admission import ABOUT_AMOUNTS, RefusedError
 
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 """The label of a namespace with the Pod Security Standard that its pods have to meet."""
@@ -72,11 +73,12 @@ def why_not_with(runtime: Runtime, patches: Sequence[Any] = ()) -> str | None:
     return None
 
 
-def why_pod_is_refused(api: ClusterApi) -> str | None:
+def refusal_of_pod(api: ClusterApi) -> SafepointError | None:
     """Why the cluster refuses a pod with the rights that CRIU needs, according to a request that creates nothing.
 
     None if it does not, or if you may not create pods. Other programs than the namespace's own check may refuse a
-    pod, such as OpenShift's security context constraints.
+    pod, such as OpenShift's security context constraints. The cluster may also refuse the pod for another reason than
+    these rights, see `is_about_rights`.
     """
     if not api.may("create", "pods"):
         return None
@@ -91,8 +93,19 @@ def why_pod_is_refused(api: ClusterApi) -> str | None:
     try:
         api.create("pods", pod, is_dry_run=True)
     except SafepointError as error:
-        return error.message
+        return error
     return None
+
+
+def is_about_rights(error: SafepointError) -> bool:
+    """Whether a cluster would always refuse a pod with these rights. Otherwise, such as with a quota that is used up,
+    it is not known whether the cluster allows these rights.
+
+    Args:
+        error: what `refusal_of_pod` has returned.
+    """
+    is_about_amounts = isinstance(error, RefusedError) and error.rule in ABOUT_AMOUNTS
+    return not is_about_amounts and not isinstance(error, TransientError)
 
 
 def _rights() -> str:

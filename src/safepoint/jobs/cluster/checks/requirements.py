@@ -205,7 +205,7 @@ def check_trainer(api: ClusterApi) -> None:
         raise NotFoundError(
             f"Kubeflow Trainer on cluster {place} has the API {', '.join(versions)}, and this release of Safepoint "
             f"uses the API {own}; nothing was done",
-            hint="install a release of Safepoint that uses this API",
+            hint=f"install a release of Safepoint that uses the API {', '.join(versions)}",
         )
     raise NotFoundError(
         f"cluster {place} has no Kubeflow Trainer; nothing was done",

@@ -103,7 +103,7 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
     container: Object = {
         "name": CONTAINER,
         "image": basis.image,
-        "command": [*pod_archive.command_of(_PLACE, _files()), *request.arguments],
+        "command": [*pod_archive.command_of(_PLACE, _files(request)), *request.arguments],
         "env": _environment(request, basis),
         "volumeMounts": mounts,
         "resources": {
@@ -167,7 +167,7 @@ def helper_job(name: str, request: HelperRequest, basis: PodBasis) -> Object:
 
 def config_maps(request: HelperRequest, job: Object) -> list[Object]:
     """The config maps that the pod mounts. The Job owns them from the start, so they are deleted with the Job."""
-    contents: list[dict[str, bytes]] = [_files()]
+    contents: list[dict[str, bytes]] = [_files(request)]
     contents += [{f"{number:04d}": piece} for number, piece in enumerate(request.pieces)]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name_of(job), "uid": uid_of(job)}
     return [
@@ -186,8 +186,9 @@ def config_maps(request: HelperRequest, job: Object) -> list[Object]:
     ]
 
 
-def _files() -> dict[str, bytes]:
-    return {pod_archive.NAME: pod_archive.build_archive()}
+def _files(request: HelperRequest) -> dict[str, bytes]:
+    is_about_images = request.arguments[:1] == ("images",)
+    return {pod_archive.NAME: pod_archive.build_archive(with_image_commands=is_about_images)}
 
 
 def _map_name(helper: str, number: int) -> str:

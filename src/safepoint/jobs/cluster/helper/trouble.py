@@ -11,6 +11,7 @@ from safepoint.errors import ConflictError, SafepointError, WaitTimeoutError
 from safepoint.jobs.cluster.helper.helper_objects import CONTAINER
 from safepoint.jobs.cluster.objects import Object, at, condition, event_time, items, name_of, number, texts
 from safepoint.jobs.cluster.spec import QUEUE_LABEL
+from safepoint.jobs.cluster.transport.admission import refused, rule_of
 
 _PULL = {"ErrImagePull", "ImagePullBackOff"}
 _NEVER = {
@@ -97,13 +98,11 @@ def _without_pod(job: Object, events: Sequence[Object]) -> Trouble | None:
     if found is None:
         return None
     message = str(at(found, "message") or "")
-    if "exceeded quota" in message:
-        error = ConflictError(
-            f"a quota of the namespace is used up: {message}; {_NOTHING}",
-            hint="delete what you do not need, or ask for a larger quota",
-        )
-    else:
+    rule = rule_of(message)
+    if rule is None:
         error = ConflictError(f"the cluster refuses the pod: {message}; {_NOTHING}")
+    else:
+        error = refused(rule, message, end=_NOTHING)
     return Trouble(error=error, patience_s=2)
 
 

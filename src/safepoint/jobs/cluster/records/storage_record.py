@@ -72,7 +72,7 @@ def _of_store(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that select the region, the account and the certificates of the store.
 
     All other variables are dropped, because another person may have submitted the job. A variable such as
-    SAFEPOINT_PACKAGES would run that person's code in a pod of this user.
+    SAFEPOINT_PACKAGES would run that person's code in a pod of the user who runs this command.
     """
     return plain_variables(env) | {name: env[name] for name in CERTIFICATES if name in env}
 

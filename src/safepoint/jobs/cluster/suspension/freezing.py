@@ -16,7 +16,7 @@ from safepoint.jobs.cluster.records.pod_image import IMAGE, PodImage, image_of
 from safepoint.jobs.cluster.records.submitted_record import read_submitted
 from safepoint.jobs.cluster.state import ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.pod_requests import MOST_S, ask_first_pod
-from safepoint.jobs.cluster.suspension.stop import stop_job
+from safepoint.jobs.cluster.suspension.stop import OtherSave, stop_job
 from safepoint.jobs.model.states import JobState
 
 _MODULE = "safepoint.jobs.local.images.image_request"
@@ -57,10 +57,11 @@ def freeze_job(
         return replace(job, image=image), image
     images: list[PodImage] = []
 
-    def save(seen: Observed, job: ClusterJob) -> dict[str, str]:
+    def save(seen: Observed, job: ClusterJob) -> OtherSave:
         _check(job, seen)
         images.append(_request(api, job, seen, is_running_after=False, timeout_s=timeout_s))
-        return {IMAGE: images[0].to_annotation()}
+        annotations = {IMAGE: images[0].to_annotation()}
+        return OtherSave(annotations=annotations, step=images[0].safe_step, what="its process image was made")
 
     stopped = stop_job(api, look, place=place, timeout_s=timeout_s, save=save)
     if not images:

@@ -45,8 +45,8 @@ class RemainingPods:
             self._named.add((name, is_overdue))
             if is_overdue:
                 _log.warning(
-                    "job %s still waits for pod %s on node %s, whose grace period is over; if this node is switched "
-                    "off or gone, `kubectl delete pod %s -n %s --force` removes the pod",
+                    "job %s still waits for pod %s on node %s to end, although the pod's grace period is over; if "
+                    "this node is switched off or gone, `kubectl delete pod %s -n %s --force` removes the pod",
                     self._job,
                     name,
                     node,

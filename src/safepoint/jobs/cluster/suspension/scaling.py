@@ -95,7 +95,7 @@ class Scaling:
             left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic_s())
             try:
                 stopped = stop_job(self._api, lambda: self._observe(plan.job), place=self._place, timeout_s=left_s)
-            except ConflictError:  # the job has ended, or another person has resumed it
+            except ConflictError:  # the job has ended, another person has resumed it, or a rule refuses the stop
                 self._successions.drop(plan)
                 raise
 

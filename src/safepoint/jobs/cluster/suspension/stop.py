@@ -14,19 +14,22 @@ image: only the next pod finds it.
 A receipt states which checkpoint a suspension has saved, and whether the files of the checkpoint were verified.
 """
 
+import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, WaitTimeoutError
+from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, TransientError, WaitTimeoutError
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
-from safepoint.jobs.cluster.records.pod_image import IMAGE, image_of
-from safepoint.jobs.cluster.records.receipts import RECEIPT, receipt_of
+from safepoint.jobs.cluster.records.pod_image import IMAGE, PodImage, image_of
+from safepoint.jobs.cluster.records.receipts import RECEIPT, read_receipt, receipt_of
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
 from safepoint.jobs.cluster.suspension.save_request import request_save
+from safepoint.jobs.cluster.transport.failures import RejectedError
 from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from safepoint.jobs.cluster.watches.safe_points import SafePoints
 from safepoint.jobs.model.receipts import Receipt
@@ -38,13 +41,28 @@ _HELD_S = 50.0
 """The minimum time that the ranks wait after a requested save; see `safepoint.training.outcome.hold`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherSave:
+    """A save that is not a checkpoint, such as a process image.
+
+    Args:
+        annotations: the annotations for the TrainJob of the stopped job.
+        step: the step of the job's newest checkpoint at the time of the save; None if there was no checkpoint.
+        what: what was made, for messages.
+    """
+
+    annotations: Mapping[str, str]
+    step: int | None
+    what: str
+
+
 def stop_job(
     api: ClusterApi,
     look: Callable[[], Observed],
     *,
     place: str,
     timeout_s: float | None,
-    save: Callable[[Observed, ClusterJob], Mapping[str, str]] | None = None,
+    save: Callable[[Observed, ClusterJob], OtherSave] | None = None,
 ) -> ClusterJob:
     """Save a checkpoint of a job, stop the job, and wait until its pods are gone.
 
@@ -53,8 +71,8 @@ def stop_job(
         look: returns the objects of the job as they are now.
         place: the name of the cluster in messages.
         timeout_s: how long to wait; None for no limit.
-        save: saves the job in another way than with a checkpoint on request, and returns annotations for its
-            TrainJob. If it raises an exception, the job is not stopped.
+        save: saves the job in another way than with a checkpoint on request. If it raises an exception, the job is
+            not stopped. The job then has a receipt only if the pods have saved a newer checkpoint when they ended.
 
     Returns:
         The job. Its message says what is saved.
@@ -71,18 +89,21 @@ def stop_job(
     first, name = job, job.name
     check_may_stop(api, seen, job)
     is_stopping = _is_stopping(seen, job)
-    requested, reason, saved_s = None, "Safepoint did not submit it", 0.0
-    notes: Mapping[str, str] = {}
+    requested, reason, saved_s = None, "Safepoint did not submit it", -math.inf
+    other: OtherSave | None = None
     with PodEnds(api, name) as ends:
-        if not is_stopping:
+        if is_stopping:  # the command that began the suspension may have requested a save, and recorded its receipt
+            requested, reason = _recorded(seen.trainjob), f"its suspension had begun before{_by(seen)}"
+        else:
             if save is not None:
-                notes = save(seen, job)
+                other = save(seen, job)
+                reason = f"the job trained on after {other.what}"
                 seen, job = _look(look, place)
             elif job.is_ours:
                 requested, reason = _try_to_save(api, seen, job, timeout_s)
                 saved_s = clock.monotonic_s()
                 seen, job = _look(look, place)
-            request_stop(api, seen, receipt=requested, notes=notes)
+            request_stop(api, seen, receipt=requested, notes=None if other is None else other.annotations)
         left_s = None if timeout_s is None else max(0.0, timeout_s - (clock.monotonic_s() - began_s))
 
         remaining = RemainingPods(api, name)
@@ -111,12 +132,11 @@ def stop_job(
             ends.wait_for_last()
     if job.state.is_over:
         return job
-    receipt = _later(requested, receipt_of(ends.checkpoint, output=job.output, was_requested=False, reason=reason))
-    if receipt is not None and receipt != requested:
-        api.patch("trainjobs", name, {"metadata": {"annotations": {RECEIPT: _text(receipt)}}})
-    image = image_of(ends.image, job.output)
-    if image is not None:
-        api.patch("trainjobs", name, {"metadata": {"annotations": {IMAGE: image.to_annotation()}}})
+    at_end = receipt_of(ends.checkpoint, output=job.output, was_requested=False, reason=reason)
+    if at_end is not None and other is not None and at_end.step <= (-1 if other.step is None else other.step):
+        at_end = None  # this checkpoint was there before the suspension
+    receipt = _keep_receipt(api, name, requested, at_end, is_stopping=is_stopping)
+    image = _keep_image(api, job, ends)
     if receipt is None:
         SafePoints(api).keep(replace(seen, saved_step=ends.safe_step))
     is_held = requested is not None and receipt is requested and clock.monotonic_s() - saved_s < _HELD_S
@@ -130,9 +150,9 @@ def stop_job(
         image=image or job.image,
         was_saved=None if not job.is_ours else True if is_held else ends.is_saved,
     )
-    before = f"its suspension had begun before{_by(seen)}" if is_stopping else ""
-    frozen = "" if image is None else f"its ranks did not save before the deadline: they are frozen in {image.path}"
-    return replace(job, message=_joined(before, job.message, frozen, _what_is_saved(job, first.state, reason)))
+    saved = _joined(_frozen_in(image), _what_is_saved(job, first.state, reason))
+    before = reason if is_stopping and reason not in saved else ""
+    return replace(job, message=_joined(before, job.message, saved))
 
 
 def _look(look: Callable[[], Observed], place: str) -> tuple[Observed, ClusterJob]:
@@ -161,7 +181,7 @@ def _try_to_save(
 
 
 def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
-    """Check the right to stop a job in a queue, before anything is done.
+    """Check the rights to stop a job, before anything is done.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
@@ -169,10 +189,16 @@ def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
         job: the job that these objects describe. If it is suspended or being suspended, no right is needed.
 
     Raises:
-        AccessDeniedError: you may not change the job's Workload, or you may not list Workloads.
+        AccessDeniedError: you may not change the TrainJob. For a job in a queue: you may not change its Workload, or
+            you may not list Workloads.
     """
     if job.state is JobState.SUSPENDED or _is_stopping(seen, job):
         return
+    if not api.may("patch", "trainjobs"):
+        raise AccessDeniedError(
+            f"job {job.name} cannot be stopped: you are not allowed to patch trainjobs; nothing was done",
+            hint=_role(api, "trainjobs", "patch"),
+        )
     if seen.workload is None and (job.queue is None or not api.serves("workloads")):
         return
     needed = ("patch",) if seen.workload is not None else ("list", "patch")
@@ -181,9 +207,12 @@ def check_may_stop(api: ClusterApi, seen: Observed, job: ClusterJob) -> None:
         raise AccessDeniedError(
             f"job {job.name} cannot be stopped: Kueue would start it again at once, unless its Workload is "
             f"deactivated; you are not allowed to {missing} workloads; nothing was done",
-            hint=f"ask for a Role with apiGroups [{api.group_of('workloads')}], resources [workloads], verbs "
-            f"[{missing}]",
+            hint=_role(api, "workloads", missing),
         )
+
+
+def _role(api: ClusterApi, kind: str, verbs: str) -> str:
+    return f"ask for a Role with apiGroups [{api.group_of(kind)}], resources [{kind}], verbs [{verbs}]"
 
 
 def request_stop(
@@ -192,6 +221,9 @@ def request_stop(
     """Set the field that stops the job: `active` of its Workload (Kueue's object for a job in a queue) or, without a
     Workload, `suspend` of its TrainJob.
 
+    The annotations are written first, so that a job is never stopped without its receipt. If the change of the
+    Workload is then refused, they are removed again.
+
     Args:
         api: the API of the cluster, in the namespace of the jobs.
         seen: the objects of the job.
@@ -199,16 +231,62 @@ def request_stop(
         notes: further annotations for the TrainJob.
 
     Raises:
-        AccessDeniedError: you may not change the Workload or the TrainJob. If only the change of the TrainJob was
-            refused, the Workload was changed already.
+        AccessDeniedError: you may not change the TrainJob or the Workload; the job was not stopped.
     """
     known = {SUSPENDED_BY: this_user(), RECEIPT: None if receipt is None else _text(receipt)}
-    by: Object = {"metadata": {"annotations": {**known, **(notes or {})}}}
+    annotations = {**known, **(notes or {})}
+    by: Object = {"metadata": {"annotations": annotations}}
     if seen.workload is None:
         by["spec"] = {"suspend": True}
-    else:
-        api.patch("workloads", name_of(seen.workload), {"spec": {"active": False}})
     api.patch("trainjobs", name_of(seen.trainjob), by)
+    if seen.workload is None:
+        return
+    try:
+        api.patch("workloads", name_of(seen.workload), {"spec": {"active": False}})
+    except SafepointError as error:
+        # After another TransientError, the Workload may be changed.
+        if isinstance(error, RejectedError) or not isinstance(error, TransientError):
+            with contextlib.suppress(SafepointError):
+                removed: Object = {"metadata": {"annotations": dict.fromkeys(annotations)}}
+                api.patch("trainjobs", name_of(seen.trainjob), removed)
+        raise
+
+
+def _recorded(trainjob: Object) -> Receipt | None:
+    """The receipt in the annotation of a TrainJob."""
+    return read_receipt(texts(trainjob, "metadata", "annotations").get(RECEIPT))
+
+
+def _keep_image(api: ClusterApi, job: ClusterJob, ends: PodEnds) -> PodImage | None:
+    """The image that a pod made at its deadline, which is written into the annotation of the TrainJob; None if the
+    pods report none."""
+    image = image_of(ends.image, job.output)
+    if image is not None:
+        api.patch("trainjobs", job.name, {"metadata": {"annotations": {IMAGE: image.to_annotation()}}})
+    return image
+
+
+def _keep_receipt(
+    api: ClusterApi, name: str, requested: Receipt | None, at_end: Receipt | None, *, is_stopping: bool
+) -> Receipt | None:
+    """The receipt of a suspension. It is written into the annotation of the TrainJob, unless it is there already.
+
+    Args:
+        api: the API of the cluster, in the namespace of the jobs.
+        name: the name of the job.
+        requested: the receipt of the requested save, which the annotation already has; None if there is none.
+        at_end: the receipt of the save at SIGTERM; None if there is none.
+        is_stopping: whether another command has begun the suspension.
+    """
+    receipt = _later(requested, at_end)
+    if receipt is None or receipt is requested:
+        return receipt
+    if is_stopping:  # only the command that began the suspension knows why no save was requested
+        recorded = _recorded(api.find("trainjobs", name) or {})
+        if recorded is not None and recorded.step >= receipt.step:
+            return recorded
+    api.patch("trainjobs", name, {"metadata": {"annotations": {RECEIPT: _text(receipt)}}})
+    return receipt
 
 
 def _text(receipt: Receipt) -> str:
@@ -270,6 +348,10 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
         return _joined("it did not train yet", newest)
     saved = "" if job.safe_step is None else f"step {job.safe_step} is saved"
     return _joined(saved, f"no save was made on request, because {reason}" if reason else "")
+
+
+def _frozen_in(image: PodImage | None) -> str:
+    return "" if image is None else f"its ranks did not save before the deadline: they are frozen in {image.path}"
 
 
 def _joined(*parts: str) -> str:

@@ -12,7 +12,7 @@ from typing import Protocol
 import httpcore2
 from wsproto.frame_protocol import FrameProtocol, Opcode, ParseFailed
 
-from safepoint.errors import StorageError, TransientError
+from safepoint.errors import StorageError, TransientError, WaitTimeoutError
 from safepoint.foundation import clock
 
 _MOST_BYTES = 1 << 20
@@ -59,16 +59,19 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
         limit_s: how long all messages together may take. Without this limit, a server could send pings for ever.
 
     Raises:
-        TransientError: the connection broke, or the server was silent or took too long.
+        TransientError: the connection broke, or the server was silent.
+        WaitTimeoutError: the messages took longer than `limit_s`.
         StorageError: a message is too large, there are too many frames, or the server has sent a frame that a server
             may not send.
     """
     protocol, message, num_frames = FrameProtocol(client=True, extensions=[]), bytearray(), 0
     deadline_s = clock.monotonic_s() + limit_s
+    left_s = limit_s
     try:
-        while block := connection.read(_BLOCK_BYTES, timeout=idle_s):
-            if clock.monotonic_s() > deadline_s:
-                raise TransientError(f"the program did not end within {limit_s:g} s")
+        while block := connection.read(_BLOCK_BYTES, timeout=min(idle_s, max(0.0, left_s))):
+            left_s = deadline_s - clock.monotonic_s()
+            if left_s < 0:
+                raise _too_late(limit_s)
             protocol.receive_bytes(block)
             for frame in protocol.received_frames():
                 num_frames += 1
@@ -89,5 +92,11 @@ def messages(connection: Connection, *, idle_s: float, limit_s: float = math.inf
     except ParseFailed as error:
         raise StorageError(f"the cluster sent data that a WebSocket server may not send: {error}") from error
     except (httpcore2.TimeoutException, httpcore2.NetworkError, OSError) as error:
+        if isinstance(error, httpcore2.TimeoutException) and clock.monotonic_s() >= deadline_s:
+            raise _too_late(limit_s) from error
         raise TransientError(f"the connection broke: {str(error) or type(error).__name__}") from error
     raise TransientError("the connection ended too early")
+
+
+def _too_late(limit_s: float) -> WaitTimeoutError:
+    return WaitTimeoutError(f"the program did not end within {limit_s:g} s")

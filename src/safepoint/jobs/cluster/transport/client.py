@@ -315,7 +315,7 @@ def _content(response: httpx2.Response) -> bytes:
 
 
 def _lines(blocks: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
-    """The lines of a stream. A line that is too long is split into several lines."""
+    """The lines of a stream. A line that is too long is split into several lines, but not within a character."""
     rest = bytearray()
     for block in blocks:
         rest += block
@@ -324,10 +324,17 @@ def _lines(blocks: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
             yield from map(bytes, lines)
             rest = last
         if len(rest) > most_bytes:
-            yield bytes(rest)
-            rest = bytearray()
+            end = _last_character(rest)
+            yield bytes(rest[:end])
+            del rest[:end]
     if rest:
         yield bytes(rest)
+
+
+def _last_character(text: bytearray) -> int:
+    """Where the last character of a text in UTF-8 begins, which may not be complete."""
+    begins = (place for place in range(len(text) - 1, max(0, len(text) - 4), -1) if text[place] & 0xC0 != 0x80)
+    return next(begins, len(text))
 
 
 def document(data: bytes) -> Object:

@@ -16,6 +16,7 @@ from safepoint.errors import (
     UsageError,
 )
 from safepoint.jobs.cluster.objects import at
+from safepoint.jobs.cluster.transport.admission import is_temporary, refused_by_rule
 
 _MOST_PAUSE_S = 30.0
 _UNKNOWN = re.compile(r'unknown field "([^"]{1,200})"')
@@ -92,17 +93,8 @@ def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | 
         after_s: the value of the header Retry-After.
     """
     reason, message = str(document.get("reason") or ""), str(document.get("message") or f"HTTP status {status}")
-    if status == 403 and "exceeded quota" in message:
-        return ConflictError(
-            f"a quota of the namespace is used up: {message}",
-            hint="delete what you do not need, or ask for a larger quota",
-        )
     if status in {401, 403}:
-        what_is_wrong = (
-            "the cluster does not accept your login" if status == 401 else "you are not allowed to do this"
-        )
-        hint = "log in again" if status == 401 else "`safepoint doctor --on PLACE` lists the rights that are missing"
-        return AccessDeniedError(f"{what_is_wrong}: {message}", hint=hint)
+        return _forbidden(status, document, what, message)
     unknown = tuple(_UNKNOWN.findall(message))
     if status == 400 and unknown:
         error = UnknownFieldError(f"the cluster refuses the request {what}: {message}")
@@ -120,6 +112,20 @@ def refusal(status: int, document: dict[str, Any], what: str, *, after_s: str | 
     if status == 429 or status >= 500:
         return _busy(what, message, after_s, is_rejected=status == 429)
     return StorageError(f"the cluster answered {what} with HTTP status {status}: {message}")
+
+
+def _forbidden(status: int, document: dict[str, Any], what: str, message: str) -> SafepointError:
+    if is_temporary(message):
+        return RejectedError(f"the cluster could not answer {what}: {message}", hint="try again later")
+    refused = refused_by_rule(document)
+    if refused is not None:
+        return refused
+    if status == 401:
+        return AccessDeniedError(f"the cluster does not accept your login: {message}", hint="log in again")
+    return AccessDeniedError(
+        f"you are not allowed to do this: {message}",
+        hint="`safepoint doctor --on PLACE` lists the rights that are missing",
+    )
 
 
 def _busy(what: str, message: str, after_s: str | None, *, is_rejected: bool) -> BusyError:

@@ -18,6 +18,8 @@ from safepoint.jobs.cluster.watches.job_objects import objects_of_jobs
 _log = logging.getLogger("safepoint")
 _KINDS = ("trainjobs", "pods", "workloads")
 _AGAIN_S, _OPEN_S = 1.0, 240.0
+_ABSENT_S = 60.0
+"""The time between two looks for a kind that the cluster does not have, such as Workloads without Kueue."""
 _FIRST_S = 30.0
 _OLD_S = 30.0
 """After this time without an answer, a warning says that the shown state may be out of date."""
@@ -139,7 +141,12 @@ class JobWatch:
         version = ""
         while not self._is_over.is_set():
             try:
-                version = version or self._list(kind)
+                if not version:
+                    listed = self._list(kind)
+                    if listed is None:  # the cluster does not have this kind, so a watch of it would fail
+                        self._is_over.wait(_ABSENT_S)
+                        continue
+                    version = listed
                 for what, item in self._changes(kind, version):
                     version = str(at(item, "metadata", "resourceVersion"))
                     self._note(kind, what, item)
@@ -166,7 +173,8 @@ class JobWatch:
                     return
                 yield change
 
-    def _list(self, kind: str) -> str:
+    def _list(self, kind: str) -> str | None:
+        """List the objects of a kind. Returns the version of the list; None if the cluster lacks this kind."""
         found, version = self._api.objects_at(kind, labels=JOBSET_LABEL if kind == "pods" else "")
         kept = Kept(kind)
         for item in found:

@@ -4,6 +4,7 @@ The API server ends a stream without an error when its connection to the node br
 mean that the container has ended.
 """
 
+import math
 import queue
 import threading
 from collections.abc import Iterator
@@ -51,30 +52,39 @@ class StreamEnd:
 
 
 class Position:
-    """How far the output of a container was read: the time of the last line, and how many lines have this time."""
+    """How far the output of a container was read: the time of the last line, how many lines have this time, and how
+    many characters of the last line were read."""
 
     def __init__(self) -> None:
         self.time = ""
         self._num_at_time = 0
+        self._num_read = 0
 
     def new_lines(self, lines: Iterator[str]) -> Iterator[str]:
         """Yield the texts of the lines that were not read before. Each line begins with its time and a space.
 
-        The API server takes times in whole seconds. So it sends the lines from the last second again.
+        The API server takes times in whole seconds. So it sends the lines from the last second again. A very long
+        line arrives in several parts, and only the first part begins with a time. If the last stream ended within a
+        line, only the rest of this line is new.
         """
-        before, num_before = self.time, self._num_at_time
+        before, num_before, num_read = self.time, self._num_at_time, self._num_read
+        num_old: float = 0  # how many of the next characters of the same line were read before
         for line in lines:
             time, space, text = line.partition(" ")
-            if not space or not _is_time(time):  # a very long line arrives in several parts
-                yield line
-                continue
-            is_old = bool(before) and _in_order(time) <= _in_order(before)
-            if is_old and (time != before or num_before > 0):
+            is_new = False
+            if not space or not _is_time(time):
+                text = line
+            elif before and _in_order(time) <= _in_order(before) and (time != before or num_before > 0):
                 num_before -= time == before
-                continue
-            self._num_at_time = self._num_at_time + 1 if time == self.time else 1
-            self.time = time
-            yield text
+                num_old = num_read if time == before and num_before == 0 else math.inf
+            else:
+                self._num_at_time = self._num_at_time + 1 if time == self.time else 1
+                self.time, self._num_read, num_old, is_new = time, 0, 0, True
+            num_skipped = int(min(num_old, len(text)))
+            num_old -= num_skipped
+            self._num_read += len(text) - num_skipped
+            if is_new or num_skipped < len(text):
+                yield text[num_skipped:]
 
 
 def _is_time(text: str) -> bool:

@@ -1,6 +1,5 @@
 """How the pods of a job end: exit codes and termination messages, which are lost when the pods are deleted."""
 
-import contextlib
 import threading
 from typing import Any
 
@@ -27,7 +26,7 @@ class PodEnds:
     """How the pods of a job end.
 
     Enter this context before the job is stopped, because the cluster deletes pods within a second after their end.
-    The context opens a watch, which records how each pod ends.
+    The context lists the pods and opens a watch, which records how each pod ends.
 
     Args:
         api: the API of the cluster, in the namespace of the jobs.
@@ -71,14 +70,27 @@ class PodEnds:
         return all(code in {ExitCode.OK, ExitCode.INTERRUPTED_SAVED} for code in self._codes.values())
 
     def _watch(self) -> None:
+        labels, version = f"{JOBSET_LABEL}={self._name}", ""
         while not self._is_over.is_set():
-            with contextlib.suppress(SafepointError):
-                for what, pod in self._api.watch("pods", labels=f"{JOBSET_LABEL}={self._name}", timeout_s=60):
+            try:
+                version = version or self._list(labels)
+                for what, pod in self._api.watch("pods", version=version, labels=labels, timeout_s=60):
+                    version = str(at(pod, "metadata", "resourceVersion") or "")
                     self._note(pod, is_deleted=what == "DELETED")
-                    self._is_open.set()
                     if self._is_over.is_set():
                         return
+            except SafepointError:
+                version = ""  # it may have expired
             self._is_over.wait(_AGAIN_S)
+
+    def _list(self, labels: str) -> str:
+        """Note the pods that there are, and return the version from which the watch continues."""
+        pods, version = self._api.objects_at("pods", labels=labels)
+        self._running &= set(map(name_of, pods))
+        for pod in pods:
+            self._note(pod, is_deleted=False)
+        self._is_open.set()  # a job may have no pods
+        return version or ""
 
     def _note(self, pod: Object, *, is_deleted: bool) -> None:
         if not is_training_pod(pod) or not own_pods(self._name, [pod]):

@@ -175,9 +175,10 @@ class _Follower:
         if not self._state.is_active and failing_s > _WARN_AFTER_S:
             raise error
         if failing_s > _WARN_AFTER_S:
-            pod = next((name_of(one) for one in self._pods if uid_of(one) == ended.start.pod), "that is gone")
-            text = "the output of pod %s could not be read for %.0f s; Safepoint tries until the job stops: %s"
-            self._report(str(ended.start), text, pod, failing_s, error)
+            pod = next((name_of(one) for one in self._pods if uid_of(one) == ended.start.pod), None)
+            text = "the output of %s could not be read for %.0f s; Safepoint tries until the job stops: %s"
+            of = "a pod that is gone" if pod is None else f"pod {pod}"
+            self._report(str(ended.start), text, of, failing_s, error)
 
 
 def _no_pods(state: JobState) -> NotFoundError:

@@ -10,14 +10,17 @@ from safepoint.errors import AccessDeniedError, SafepointError, UnsupportedError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.checks.image_rights import (
     check_may_make_images,
+    is_about_rights,
+    refusal_of_pod,
     why_not_in_namespace,
     why_not_with,
-    why_pod_is_refused,
 )
 from safepoint.jobs.cluster.checks.requirements import manifests_of
 from safepoint.jobs.cluster.examination import _images
 from safepoint.jobs.cluster.manifests import Runtime
 from safepoint.jobs.cluster.spec import ClusterSpec
+from safepoint.jobs.cluster.transport.admission import Rule, refused
+from safepoint.jobs.cluster.transport.failures import BusyError
 from safepoint.settings.run_settings import RunSettings
 from tests.support.cluster.kept import Kept
 from tests.support.cluster.workspace import runtime
@@ -124,12 +127,15 @@ def test_a_patch_of_the_user_counts() -> None:
 def test_a_pod_that_the_cluster_refuses() -> None:
     """Such as OpenShift, by its security context constraints. Nothing is created."""
     namespace = Namespace(refuses=AccessDeniedError("unable to validate against any security context constraint"))
-    assert "security context constraint" in (why_pod_is_refused(namespace.api) or "")
+    error = refusal_of_pod(namespace.api)
+    assert error is namespace.refuses
+    assert error is not None
+    assert is_about_rights(error)
     [(kind, pod, is_dry_run)] = namespace.created
     assert (kind, is_dry_run) == ("pods", True)
     assert "SYS_ADMIN" in pod["spec"]["containers"][0]["securityContext"]["capabilities"]["add"]
     namespace.denied = {"create pods"}
-    assert why_pod_is_refused(namespace.api) is None
+    assert refusal_of_pod(namespace.api) is None
     assert len(namespace.created) == 1
 
 
@@ -146,6 +152,33 @@ def test_the_finding_of_the_doctor(namespace: Namespace, found: str) -> None:
     finding = _images(namespace.api)
     assert finding.status == "ok"
     assert re.search(found, finding.found), finding.found
+
+
+QUOTA = 'pods "d" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2, limited: pods=2'
+
+
+@pytest.mark.parametrize(
+    ("error", "is_known"),
+    [
+        (refused(Rule.QUOTA, QUOTA), False),
+        (refused(Rule.LIMITS, "minimum cpu usage per Container is 1, but request is 1m"), False),
+        (refused(Rule.DELETION, "being terminated"), False),
+        (BusyError("no answer"), False),
+        (refused(Rule.POD_SECURITY, 'violates PodSecurity "baseline"'), True),
+        (refused(Rule.SECURITY_CONTEXT, "unable to validate"), True),
+        (refused(Rule.POLICY, "denied"), True),
+        (refused(Rule.WEBHOOK, "denied"), True),
+    ],
+)
+def test_a_pod_that_is_refused_for_another_reason_than_its_rights(error: SafepointError, is_known: bool) -> None:
+    """A quota that is used up says nothing about the rights that CRIU needs."""
+    finding = _images(Namespace(refuses=error).api)
+    assert error.message in finding.found
+    assert finding.found.startswith("not possible" if is_known else "not known")
+    assert finding.status == ("ok" if is_known else "warning")
+    if error.message.startswith("a quota"):
+        assert "pods: 2 of 2 used, 1 more needed" in finding.found
+        assert "larger quota" in finding.fix
 
 
 def test_a_job_with_images_is_refused_before_anything_is_created() -> None:
