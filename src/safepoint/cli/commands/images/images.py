@@ -240,7 +240,7 @@ def copy(
             as_json=as_json,
         ),
         opened(source) as (location, name),
-        opened(location_only(target)) as (to, _),
+        opened(location_only(target), may_be_new=True) as (to, _),
     ):
         from safepoint.transparent.images.copying import check_free, needed_by
         from safepoint.transparent.images.copying import copy as copy_image
