@@ -8,7 +8,6 @@ does, the command ends without a message.
 
 import errno
 import importlib
-import json
 import os
 import sys
 import traceback
@@ -19,6 +18,7 @@ import typer
 
 from safepoint.cli.interruption import Interrupted
 from safepoint.cli.lazy import Invocation, LazyGroup
+from safepoint.cli.output import error_line
 from safepoint.errors import (
     AccessDeniedError,
     ExitCode,
@@ -103,8 +103,7 @@ def report_to_program(code: int) -> None:
 
 
 def _report(code: int, error: SafepointError, *, as_json: bool) -> int:
-    document = {"type": "exit_error", "code": int(code), "message": error.message, "hint": error.hint}
-    sys.stderr.write(f"{json.dumps(document) if as_json else printable_lines(f'safepoint: error: {error}')}\n")
+    sys.stderr.write(error_line(code, error, as_json=as_json))
     sys.stderr.flush()
     return code
 

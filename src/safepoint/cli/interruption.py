@@ -1,10 +1,14 @@
 """Turns SIGTERM and Ctrl-C into an exception, so that a command undoes what it has begun before its process ends."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Generator
 from types import FrameType
+
+from safepoint.cli.output import error_line
+from safepoint.errors import SafepointError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -29,15 +33,21 @@ class Interrupted(BaseException):
 
 
 @contextlib.contextmanager
-def undoing(effect: str) -> Generator[None]:
-    """In this block, the first SIGTERM or SIGINT raises `Interrupted`. Later signals are ignored, so that they do not
-    interrupt the cleanup.
+def undoing(effect: str, *, left: str | None = None, as_json: bool = False) -> Generator[None]:
+    """In this block, the first SIGTERM or SIGINT raises `Interrupted`.
+
+    Later signals are ignored, so that they do not interrupt the cleanup: processes must not stay frozen, for example.
+    If the cleanup may take long, and another command can complete it, pass `left`: then the second signal ends the
+    process at once. The rest of the cleanup, such as the release of a claim on what is left, must not run: the other
+    command would not find what is left.
 
     A signal that this process ignores stays ignored. On another thread than the main one, signals are left as they
     are.
 
     Args:
         effect: what the block has undone when the exception leaves it.
+        left: what stays if a second signal ends the process, and how it is removed; None to ignore this signal.
+        as_json: whether the message about the second signal is for a program.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,6 +59,13 @@ def undoing(effect: str) -> Generator[None]:
         if not was_interrupted:
             was_interrupted = True
             raise Interrupted(number, effect)
+        if left is not None:
+            again = Interrupted(number, left)
+            error = SafepointError(f"interrupted again by {again.number.name}: {left}")
+            # Not `sys.stderr`: the signal may have interrupted a write to it.
+            with contextlib.suppress(OSError):
+                os.write(2, error_line(again.exit_code, error, as_json=as_json).encode())
+            os._exit(again.exit_code)
 
     taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in taken}

@@ -34,6 +34,8 @@ FREE_BYTES, SIZE_BYTES, OUTPUT_SECONDS = "outputFreeBytes", "outputSizeBytes", "
 """The names of the metrics that hold `free_bytes`, `size_bytes` and `output_s`."""
 CHECKPOINT = "checkpoint"
 """The key of the newest checkpoint in a termination message."""
+PROCESS_IMAGE = "processImage"
+"""The key of the process image in the termination message of a pod that made one at its deadline."""
 _MOST_S = 2**31 - 1
 """The largest number of seconds. The controllers store numbers in 32 bits."""
 _MOST_METRICS = 256
@@ -131,33 +133,46 @@ class TrainerStatus:
         """The document that OpenShift AI's controller reads."""
         return json.dumps(self._record(), allow_nan=False).encode()
 
-    def to_termination_message(self, checkpoint: "CheckpointReceipt | None" = None) -> bytes:
+    def to_termination_message(
+        self, checkpoint: "CheckpointReceipt | None" = None, *, image: Mapping[str, Any] | None = None
+    ) -> bytes:
         """The document of `to_bytes` with the receipt and `early_end`. If it is too long, the metrics are left out.
 
         Args:
             checkpoint: the receipt of the newest checkpoint: its digest, and what was checked. `safepoint suspend`
                 reads it. None if the checkpoint was not checked.
+            image: what is known of the process image that the pod made instead of a checkpoint; None if there is
+                none. With an image, the current step in the document is the step of the newest checkpoint, because
+                readers take it for a saved step.
         """
         record = self._record() | ({} if checkpoint is None else {CHECKPOINT: asdict(checkpoint)})
         record |= {"message": self.early_end} if self.early_end else {}
+        record |= {} if image is None else {PROCESS_IMAGE: dict(image), "currentStep": self.safe_step}
         data = json.dumps(record, allow_nan=False).encode()
         if len(data) <= _MOST_TERMINATION_BYTES:
             return data
         return json.dumps(record | {"trainMetrics": {}, "evalMetrics": {}}, allow_nan=False).encode()
 
-    def write_termination_message(self, path: Path, checkpoint: "CheckpointReceipt | None" = None) -> bool:
+    def write_termination_message(
+        self,
+        path: Path,
+        checkpoint: "CheckpointReceipt | None" = None,
+        *,
+        image: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Write the termination message.
 
         Args:
             path: a file that the platform has created. It is overwritten in place: a mounted file cannot be replaced.
             checkpoint: see `to_termination_message`.
+            image: see `to_termination_message`.
 
         Returns:
             Whether the file exists and was written.
         """
         with contextlib.suppress(OSError):
             if path.is_file():
-                path.write_bytes(self.to_termination_message(checkpoint))
+                path.write_bytes(self.to_termination_message(checkpoint, image=image))
                 return True
         return False
 

@@ -233,16 +233,19 @@ class LocalStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`. `keys` and `below` are not used: the unfinished uploads in the whole folder are listed."""
+        """See `Store`. `keys` is not used: the unfinished uploads of all keys are listed."""
         num_swept = 0
-        with _translating(self._root), contextlib.suppress(FileNotFoundError):
-            for path, status in list(files.walk_files(self._root, skip_unreadable=True)):
+        folder = self._path(below) if below else self._root
+        if below and folder.is_symlink():
+            return 0
+        with _translating(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for path, status in list(files.walk_files(folder, skip_unreadable=True)):
                 if begun_before_s is not None and status.st_mtime >= begun_before_s:
                     continue
-                folder, _, name = path.rpartition("/")
-                match = _WORKING.fullmatch(name)
-                if match and only(f"{folder}/{match[1]}".lstrip("/")):
-                    no_links.unlink(self._root / path, below=self._root)
+                place = folder / path
+                match = _WORKING.fullmatch(place.name)
+                if match and only((place.parent / match[1]).relative_to(self._root).as_posix()):
+                    no_links.unlink(place, below=self._root)
                     num_swept += 1
         return num_swept
 

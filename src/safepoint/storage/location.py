@@ -17,8 +17,9 @@ from safepoint.errors import without_credentials
 CLAIMS = "SAFEPOINT_PVC_MOUNTS"
 """The variable that states where claims are mounted: `claim=/mount/path` pairs, separated by commas."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_BUCKET = re.compile(r"\$?[A-Za-z0-9][A-Za-z0-9._-]{0,253}")
-"""`$` begins the names of some containers of Azure, such as `$web`."""
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}")
+_OWN_CONTAINERS = {"$root", "$web", "$logs", "$blobchangefeed"}
+"""The containers of Azure that every account may have. No other name begins with `$`."""
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f]")
 
 
@@ -171,16 +172,22 @@ def parse_location(text: str) -> Location:
         raise ValueError(f"the location {shown!r} names no {_FACTS[scheme].bucket}; use {_FORMS}")
     # The bucket's name becomes a part of a host name in a URL, so it must not contain a character that ends a host
     # name, such as `:`.
-    if not _BUCKET.fullmatch(bucket):
+    is_own = scheme is Scheme.AZ and bucket in _OWN_CONTAINERS
+    if not is_own and not _BUCKET.fullmatch(bucket):
         what = _FACTS[scheme].bucket
         raise ValueError(
             f"the location {shown!r} has an invalid {what} name: a {what} name begins with a letter or a digit, and "
-            "has at most 254 letters, digits, `-`, `_` and `.`"
+            f"has at most 254 letters, digits, `-`, `_` and `.`{_also(scheme)}"
         )
     path = _plain(prefix).strip("/") if prefix else ""
     if any(part in {".", ".."} for part in path.split("/")):
         raise ValueError(f"the location {shown!r} has `.` or `..` in its path; write the path in full")
     return Location(scheme=scheme, bucket=bucket, path=path)
+
+
+def _also(scheme: Scheme) -> str:
+    """The end of the message about an invalid name: which further names are valid."""
+    return f"; or it is {', '.join(sorted(_OWN_CONTAINERS))}" if scheme is Scheme.AZ else ""
 
 
 def resolve_claim(location: Location, mounts: str | None = None) -> Location:

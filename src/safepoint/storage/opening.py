@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from safepoint.errors import StorageError
 from safepoint.foundation import clock
 from safepoint.storage.local_folder import LocalStore
-from safepoint.storage.location import Location, resolve_claim
+from safepoint.storage.location import CLAIMS, Location, resolve_claim
 from safepoint.storage.options import StorageOptions
 from safepoint.storage.store import Store
 
@@ -33,14 +33,14 @@ def open_store(
     Args:
         location: a folder, a claim (a volume, mounted as a folder) or an object store.
         options: how to reach an object store; None reads them from `environ`.
-        environ: the environment variables that contain the options; None for the variables of this process. The
-            folder of a claim is always read from the variables of this process.
+        environ: the environment variables that contain the options and the folders of claims; None for the variables
+            of this process.
 
     Raises:
         ValueError: the claim's folder is not known, or the options of the object store are invalid.
         StorageError: a package that this kind of object store needs is missing.
     """
-    location = resolve_claim(location)
+    location = resolve_claim(location, None if environ is None else environ.get(CLAIMS, ""))
     if location.is_folder:
         return LocalStore(location)
     # Imported here, because the import takes 50 ms, and a job on a folder does not need this module.

@@ -254,8 +254,9 @@ class Store(Protocol):
             keys: keys that may have unfinished uploads. MinIO lists the uploads of a key only if the request names
                 exactly this key, so each of `keys` is requested, but not more than 10,000: other users may have
                 written the list of keys. On MinIO, uploads of other keys are not found.
-            below: a key. Object stores list only the uploads of keys below this key, because other users may have
-                begun any number of uploads elsewhere. If it is empty, the uploads of all keys are listed.
+            below: a key. Only the uploads of keys below this key are listed, because other users may have begun any
+                number of uploads elsewhere. If it is empty, the uploads of all keys are listed. On MinIO, the uploads
+                of `keys` are listed in any case.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
             deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
         """

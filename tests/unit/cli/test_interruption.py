@@ -1,6 +1,9 @@
 """Tests of safepoint.cli.interruption: real signals to this process."""
 
+import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 
 from safepoint.cli.interruption import Interrupted, undoing
 from tests.support.commands import safepoint
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,36 @@ def test_only_the_first_signal_interrupts(number: signal.Signals) -> None:
         work()
     assert undone == ["all"]
     assert (interrupt.value.number, interrupt.value.exit_code) == (number, 128 + number)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_second_signal_ends_a_cleanup_that_another_command_can_complete(
+    name: str, code: int, as_json: bool
+) -> None:
+    """At once: no further line of the cleanup runs."""
+    program = f"""
+import signal, time
+from safepoint.cli.interruption import undoing
+with undoing("nothing is left", left="files may stay", as_json={as_json}):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        try:
+            signal.raise_signal(signal.{name})
+            time.sleep(1000)
+        finally:
+            print("released")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    message = f"interrupted again by {name}: files may stay"
+    if as_json:
+        document = json.loads(done.stderr)
+        assert (document["code"], document["message"]) == (code, message)
+    else:
+        assert done.stderr == f"safepoint: error: {message}\n"
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

@@ -44,6 +44,16 @@ def test_the_shape_of_openshift_ai() -> None:
     }
 
 
+def test_an_image_instead_of_a_checkpoint() -> None:
+    """Only the step of the newest checkpoint is saved: the message must not name a later one."""
+    status = TrainerStatus.of(FULL, has_ended=False)
+    message = json.loads(status.to_termination_message(image={"name": "image-1"}))
+    assert FULL.safe_step != FULL.step
+    assert (message["currentStep"], message["processImage"]) == (FULL.safe_step, {"name": "image-1"})
+    message = json.loads(replace(status, safe_step=None).to_termination_message(image={"name": "image-1"}))
+    assert message["currentStep"] is None
+
+
 def test_what_nobody_knows_is_null() -> None:
     """And not 0, which would be an answer."""
     status = record(Progress(time=TIME, state=State.TRAINING, step=3))

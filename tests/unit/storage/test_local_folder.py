@@ -1,9 +1,12 @@
 """A folder as a store: what its neighbours do between two of its system calls."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import parse_location
@@ -58,3 +61,31 @@ def test_a_folder_that_is_deleted_while_it_is_made(tmp_path: Path, monkeypatch: 
     store.write("folder/key", b"content")
     assert deleted
     assert store.read("folder/key") == b"content"
+
+
+def test_a_sweep_below_a_key_looks_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in object stores: other users may have begun any number of uploads elsewhere."""
+    store = LocalStore(parse_location(str(tmp_path / "store")))
+    unfinished = [f"{folder}.key.{'0' * 32}.part" for folder in ("", "a/", "a/b/", "ab/", "c/")]
+    for path in unfinished:
+        (tmp_path / "store" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "store" / path).touch()
+    (tmp_path / "store" / "link").symlink_to("c")
+    walked: list[Path] = []
+    walk = files.walk_files
+
+    def noting(folder: Path, **options: bool) -> Iterator[tuple[str, os.stat_result]]:
+        walked.append(folder)
+        return walk(folder, **options)
+
+    monkeypatch.setattr(files, "walk_files", noting)
+    keys: list[str] = []
+    assert store.sweep(below="a", only=lambda key: not keys.append(key)) == 2
+    assert sorted(keys) == ["a/b/key", "a/key"]
+    assert walked == [tmp_path / "store" / "a"]
+    assert store.sweep(below="none") == store.sweep(below="link") == store.sweep(below="a/b/other") == 0
+    assert [path for path in unfinished if (tmp_path / "store" / path).exists()] == [
+        unfinished[0],
+        *unfinished[3:],
+    ]
+    assert store.sweep() == 3

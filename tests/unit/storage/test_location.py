@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safepoint.storage.location import Location, Scheme, parse_location, resolve_claim
+from safepoint.storage.opening import open_store
 
 _BUCKET = st.text("abcxyz09-_.", min_size=1, max_size=8).map(lambda word: f"b{word}")
 _WORD = st.text("abcxyz09-_. äß", min_size=1, max_size=8).filter(lambda word: word.strip(". ") == word)
@@ -67,6 +68,31 @@ def test_a_claim_is_a_folder_in_its_pod_only(monkeypatch: pytest.MonkeyPatch) ->
         resolve_claim(location)
     with pytest.raises(ValueError, match="not a folder"):
         _ = location.folder
+
+
+def test_a_claim_is_opened_with_the_variables_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may have other claims than this process."""
+    monkeypatch.setenv("SAFEPOINT_PVC_MOUNTS", "models=/own")
+    location = parse_location("pvc://models/run")
+    assert open_store(location).location.folder == Path("/own/run")
+    assert open_store(location, environ={"SAFEPOINT_PVC_MOUNTS": "models=/jobs"}).location.folder == Path("/jobs/run")
+    with pytest.raises(ValueError, match="not a pod"):
+        open_store(location, environ={})
+
+
+def test_names_of_buckets() -> None:
+    """The message states exactly which names are valid."""
+    for scheme, what in (("s3", "bucket"), ("gs", "bucket"), ("az", "container"), ("pvc", "claim")):
+        assert parse_location(f"{scheme}://{'a' * 254}/run").bucket == "a" * 254
+        for bucket in ("a" * 255, "$" + "a" * 254, "$other", "-a", "_a"):
+            with pytest.raises(ValueError, match=f"a {what} name begins with a letter or a digit") as caught:
+                parse_location(f"{scheme}://{bucket}/run")
+            assert ("; or it is $blobchangefeed, $logs, $root, $web" in str(caught.value)) is (scheme == "az")
+        if scheme == "az":
+            assert parse_location("az://$web/run").bucket == "$web"
+        else:
+            with pytest.raises(ValueError, match="begins with a letter or a digit"):
+                parse_location(f"{scheme}://$web/run")
 
 
 @pytest.mark.parametrize(

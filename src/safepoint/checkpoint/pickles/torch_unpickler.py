@@ -82,6 +82,8 @@ _MOST_DIMENSIONS = 64
 _COLLECTIONS = {id(kind) for kind in (set, collections.Counter, collections.OrderedDict)}
 _REBUILD_FROM_TYPE: Any = cast("Any", torch)._tensor._rebuild_from_type_v2
 
+_PICKLE = "data.pkl"
+"""The name of the record with the pickle of an archive."""
 _this_thread = threading.local()
 """Its attribute `sizes` has the sizes of the records of the archive that the thread reads; see `records_of`."""
 
@@ -102,8 +104,8 @@ class CheckedUnpickler(restricted.Unpickler):
         del self.__dict__["read"]
         self._arguments: list[int] = []
         self._argument = b""
-        self._limits = InstructionLimits()
         self._sizes = getattr(_this_thread, "sizes", None)
+        self._limits = InstructionLimits(0 if self._sizes is None else self._sizes.get(_PICKLE, 0))
         self._computed_bytes_left = (
             math.inf if self._sizes is None else max(_MOST_COMPUTED_BYTES, _MOST_USES * sum(self._sizes.values()))
         )

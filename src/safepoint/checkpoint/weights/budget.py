@@ -18,6 +18,8 @@ _EXPANDED_BYTES = 1 << 30
 _MOST_COPIES = 16
 _STEPS = 100_000_000
 _BYTES_PER_STEP = 1000
+_BYTES_PER_PART = 1000
+"""A distributed checkpoint stores each part of a tensor in an archive of at least this size."""
 
 
 class Cost(enum.Enum):
@@ -38,9 +40,6 @@ _MOST = {
     Cost.WEIGHTS: 1 << 20,  # 0.5 GB
     # 64 MiB. An export writes the names to the header of a safetensors file, which has 100 MB at most.
     Cost.LETTERS: 1 << 26,
-    # The metadata file of a distributed checkpoint lists about 700,000 parts of tensors at most, because the
-    # instructions of a pickle are limited. A Trainer's checkpoint has two such files, one for the model and one for
-    # the optimizer.
     Cost.CHUNKS: 1 << 21,
     Cost.PLACES: 1 << 21,  # 0.8 GB
     Cost.PATH_PARTS: 1 << 22,  # 0.1 GB
@@ -57,7 +56,8 @@ class Budget:
             than the files have bytes, and 2^20 runs in addition for expanded tensors. The weights may have at most 16
             times the bytes of the files, or 1 GiB if that is more. The limit of steps (instructions and records) is
             higher for a large checkpoint: one more step for each 1000 bytes. (A step takes about as long as reading
-            1000 bytes.) None if the size is not known: then there are only the fixed limits.
+            1000 bytes.) The limits of the parts of tensors and of the entries about them rise in the same way. None
+            if the size is not known: then there are only the fixed limits.
     """
 
     def __init__(self, stored_bytes: int | None = None) -> None:
@@ -66,6 +66,8 @@ class Budget:
             self._most[Cost.RUNS] = min(_MOST[Cost.RUNS], _EXPANDED_RUNS + stored_bytes)
             self._most[Cost.BYTES] = max(_EXPANDED_BYTES, _MOST_COPIES * stored_bytes)
             self._most[Cost.STEPS] += stored_bytes // _BYTES_PER_STEP
+            for cost in (Cost.CHUNKS, Cost.PLACES):
+                self._most[cost] += stored_bytes // _BYTES_PER_PART
         self._spent = dict.fromkeys(Cost, 0)
         self._lock = threading.Lock()
 

@@ -23,7 +23,7 @@ from safepoint.errors import CheckpointError, SafepointError
 from safepoint.storage.browsing import ReadablePath
 
 _LOCAL_HEADER_BYTES = 30
-MAX_PICKLE_BYTES = 256 << 20
+MAX_PICKLE_BYTES = 1 << 30
 _MAX_TUPLE_KEYS = 10_000
 _MAX_KEY_PARTS = 64
 _MAX_NAMES = 4096

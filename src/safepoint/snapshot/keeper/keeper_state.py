@@ -106,6 +106,9 @@ class RankGroup:
         """Step → when the save of this step began."""
         self.last_outcome: Outcome | None = None
         self.failed_s: float | None = None
+        """When the first rank failed, on this node or another one; None as long as no rank has failed."""
+        self.left_s: float | None = None
+        """When the ranks left the output folder without `CloseFolder`; None once its last write has ended."""
         self.is_watching = False
         """Whether a thread watches for failures of the ranks of other nodes (`rescue.watch_others`)."""
         self.is_rescuing = False
@@ -120,9 +123,11 @@ class RankGroup:
         return not any(rank.is_connected for rank in self.ranks.values())
 
     def has_waited_enough(self, num_bytes: int = 0) -> bool:
-        """Whether ranks have failed, and the other nodes had time to notice it and to write `num_bytes` each."""
+        """Whether ranks have failed or have left the folder, and the other nodes had time to notice it and to write
+        `num_bytes` each."""
+        since_s = self.left_s if self.failed_s is None else self.failed_s
         patience_s = OTHER_NODES_S + num_bytes / _SLOW_BYTES_PER_S
-        return self.failed_s is not None and clock.monotonic_s() > self.failed_s + patience_s
+        return since_s is not None and clock.monotonic_s() > since_s + patience_s
 
     def send_outcome(self, outcome: Outcome) -> None:
         """Send every rank how a save ended."""

@@ -95,7 +95,7 @@ class MessageHandler:
     def _handle_job(self, group: RankGroup, rank: Rank, message: messages.JobMessage) -> None:
         match message:
             case messages.OpenFolder():
-                rank.send(Answer(error=self._open_folder(group, message)))
+                self._open_folder(group, rank, message)
             case messages.CloseFolder():
                 self._close_folder(group)
                 rank.send(Answer())
@@ -131,30 +131,56 @@ class MessageHandler:
 
     # ---- the folder ---------------------------------------------------------------------------------------------
 
-    def _open_folder(self, group: RankGroup, message: messages.OpenFolder) -> str:
-        """Open and lock the folder. Return the reason if that is impossible; empty if the keeper holds the folder."""
-        path = Path(message.folder)
-        if self._state.folder.path == path:
-            return ""
-        # A training that ended with an error did not close its folder. Its snapshots must not be written to `path`.
+    def _open_folder(self, group: RankGroup, rank: Rank, message: messages.OpenFolder) -> None:
+        """Open and lock the folder, and answer. If a snapshot is being written, a thread does so after the write."""
+        if self._state.folder.path == Path(message.folder):
+            rank.send(Answer())
+            return
+        # A training that ended with an error did not close its folder. Its snapshots must not be written to the new
+        # folder.
         group.registry.clear()
+        if self._state.is_idle(group):
+            self._open_idle(rank, message)
+        else:
+            # This thread must not wait: it receives the message that the snapshot which is being written is staged.
+            threading.Thread(target=self._open_after_write, args=[group, rank, message], daemon=True).start()
+
+    def _open_after_write(self, group: RankGroup, rank: Rank, message: messages.OpenFolder) -> None:
+        """On a thread: keep the lock on the old folder until the write has ended, then open the new folder. Without
+        the lock, another keeper could write to the old folder at the same time."""
+        state = self._state
+        with state.changed:
+            group.left_s = clock.monotonic_s()
+            self._wait_for_writes(group)
+            group.left_s = None
+            group.registry.clear()  # the previous training may have cancelled snapshots meanwhile
+            self._open_idle(rank, message)
+            state.notify(group)
+
+    def _open_idle(self, rank: Rank, message: messages.OpenFolder) -> None:
+        error = ""
         try:
-            self._state.folder.open(path, is_committer=message.is_committer)
-        except OSError as error:
-            return f"the keeper cannot hold {path}: {error}"
-        return ""
+            self._state.folder.open(Path(message.folder), is_committer=message.is_committer)
+        except OSError as failure:
+            error = f"the keeper cannot hold {message.folder}: {failure}"
+        rank.send(Answer(error=error))
 
     def _close_folder(self, group: RankGroup) -> None:
         state = self._state
-        state.is_closing = True
-        state.priority.restore()
-        state.changed.wait_for(lambda: state.is_idle(group))
-        state.is_closing = False
+        self._wait_for_writes(group)
         state.folder.close()
         group.registry.clear()
         # This call may send `BlocksFree`. If it were made after the answer, the next training would receive that
         # message.
         state.notify(group)
+
+    def _wait_for_writes(self, group: RankGroup) -> None:
+        """Wait until nothing is being written, and no snapshot of these ranks waits to be written."""
+        state = self._state
+        state.is_closing = True
+        state.priority.restore()
+        state.changed.wait_for(lambda: state.is_idle(group))
+        state.is_closing = False
 
     # ---- snapshots ----------------------------------------------------------------------------------------------
 

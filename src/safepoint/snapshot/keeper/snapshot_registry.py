@@ -37,9 +37,12 @@ class Part:
         return {file.block for file in self.files}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """The snapshot of one step: the parts of all ranks of the node."""
+    """The snapshot of one step: the parts of all ranks of the node.
+
+    Two snapshots are equal only if they are the same object, because several snapshots may have the same step.
+    """
 
     step: int
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
@@ -78,6 +81,10 @@ class Snapshot:
 class SnapshotRegistry:
     """The snapshots that the ranks take between one start and the next restart.
 
+    A snapshot is *registered* until it is superseded, cancelled or overwritten, or until a new snapshot of its step
+    replaces it. The registry also knows the snapshot that is being written, until `written` is called, even if this
+    snapshot is no longer registered.
+
     Args:
         num_ranks: how many ranks this node has.
     """
@@ -87,8 +94,8 @@ class SnapshotRegistry:
         self._snapshots: dict[int, Snapshot] = {}
         self._cancelled: BoundedDict[tuple[int, int], bool] = BoundedDict()
         """Snapshots, by step and number, that a rank will not complete."""
-        self._replaced: list[Snapshot] = []
-        """Snapshots that are still being written, although a new snapshot of the same step was begun."""
+        self._writing: Snapshot | None = None
+        """The snapshot that is being written. It may be registered or not."""
         self._reported_free: set[tuple[int, int]] = set()
         """(rank, block) of each block that its rank knows to be free: the block was reported as free, or the rank has
         just lent it."""
@@ -97,8 +104,15 @@ class SnapshotRegistry:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """All snapshots, newest first."""
+        """The registered snapshots, newest first."""
         return [self._snapshots[step] for step in sorted(self._snapshots, reverse=True)]
+
+    @property
+    def _in_memory(self) -> list[Snapshot]:
+        """The registered snapshots, newest first; then the one that is being written, if it is not registered."""
+        writing = self._writing
+        is_separate = writing is not None and self._snapshots.get(writing.step) is not writing
+        return [*self.snapshots, writing] if writing is not None and is_separate else self.snapshots
 
     @property
     def newest_complete(self) -> Snapshot | None:
@@ -117,7 +131,7 @@ class SnapshotRegistry:
         self._reported_free.add((rank, block))
 
     def clear(self) -> None:
-        """Remove all snapshots."""
+        """Remove all snapshots from the register. A write in progress goes on, and its memory is free at its end."""
         self._snapshots.clear()
         self._cancelled.clear()
 
@@ -145,15 +159,9 @@ class SnapshotRegistry:
         if (step, number) in self._cancelled or (snapshot is not None and number < snapshot.number):
             return Snapshot(step=step, num_ranks=self.num_ranks, is_intact=False)
         if snapshot is not None and (number > snapshot.number or rank in snapshot.parts):
-            # This rank begins the snapshot of the step again. The other ranks will do so too.
-            if snapshot.progress == Progress.WRITING:
-                self._replaced.append(snapshot)
-            snapshot = None
+            snapshot = None  # this rank begins the snapshot of the step again; the other ranks will do so too
         if snapshot is None:
             snapshot = self._snapshots[step] = Snapshot(step=step, num_ranks=self.num_ranks, number=number)
-        if snapshot.progress != Progress.WRITING:
-            snapshot.progress = Progress.WAITING
-        snapshot.is_intact = True
         snapshot.parts[rank] = part
         snapshot.trigger = trigger
         snapshot.is_requested = snapshot.is_requested or is_requested
@@ -167,49 +175,51 @@ class SnapshotRegistry:
 
     def _overwrite(self, rank: int, blocks: set[int]) -> None:
         self._reported_free -= {(rank, block) for block in blocks}
-        for snapshot in self.snapshots:
+        for snapshot in self._in_memory:
             part = snapshot.parts.get(rank)
             if part is not None and part.blocks & blocks:
                 self._spoil(snapshot)
 
     def _spoil(self, snapshot: Snapshot) -> None:
         snapshot.is_intact = False
-        if snapshot.progress != Progress.WRITING:
+        if snapshot is not self._writing:
             del self._snapshots[snapshot.step]
 
     def staged(self, rank: int, step: int) -> None:
-        """Register that a rank has staged its part."""
-        snapshot = self._snapshots.get(step)
-        if snapshot is not None and rank in snapshot.parts:
-            snapshot.parts[rank].is_staged = True
+        """Register that a rank has staged its part of the snapshot of `step` that it has begun last."""
+        # The registered snapshot comes first. If a rank has a part of this snapshot, it has begun this part last.
+        for snapshot in self._in_memory:
+            if snapshot.step == step and rank in snapshot.parts:
+                snapshot.parts[rank].is_staged = True
+                return
 
-    def cancel(self, step: int, number: int | None = None) -> None:
+    def cancel(self, step: int, number: int = 0) -> None:
         """Register that a rank will not stage its part. Other ranks may still begin their parts.
 
         Args:
             step: the step of the snapshot.
-            number: the number of the snapshot; None for the snapshot of this step that is registered now.
+            number: the number of the snapshot.
         """
-        snapshot = self._snapshots.get(step)
-        if number is not None:
-            self._cancelled[step, number] = True
-        if snapshot is not None and number in {None, snapshot.number}:
-            self._cancelled[step, snapshot.number] = True
-            self._spoil(snapshot)
+        self._cancelled[step, number] = True
+        for snapshot in self._in_memory:
+            if (snapshot.step, snapshot.number) == (step, number):
+                self._spoil(snapshot)
 
     def remove_rank(self, rank: int) -> None:
         """Cancel the snapshots of a rank whose memory the keeper can no longer read."""
-        for snapshot in self.snapshots:
+        for snapshot in self._in_memory:
             if rank in snapshot.parts:
-                self.cancel(snapshot.step)
+                self._cancelled[snapshot.step, snapshot.number] = True
+                self._spoil(snapshot)
         self._reported_free = {one for one in self._reported_free if one[0] != rank}
         self._in_use = {one for one in self._in_use if one[0] != rank}
 
     def cancel_incomplete(self) -> None:
         """Cancel the snapshots that are not complete, because the ranks have ended."""
-        for snapshot in self.snapshots:
+        for snapshot in self._in_memory:
             if not snapshot.is_complete:
-                self.cancel(snapshot.step)
+                self._cancelled[snapshot.step, snapshot.number] = True
+                self._spoil(snapshot)
 
     def request(self, step: int, trigger: Trigger) -> bool:
         """Request a checkpoint of the snapshot of `step`; False if there is no intact snapshot."""
@@ -248,14 +258,22 @@ class SnapshotRegistry:
             del self._snapshots[snapshot.step]
         return found
 
+    def writing(self, snapshot: Snapshot) -> None:
+        """Register that the write of a snapshot begins. Only one snapshot is written at a time."""
+        assert self._writing is None
+        snapshot.progress = Progress.WRITING
+        self._writing = snapshot
+
     def written(self, snapshot: Snapshot, *, is_durable: bool) -> bool:
         """Register that the write of a snapshot has ended.
 
-        Return False if a rank has begun a new snapshot of this step meanwhile.
+        Return False if the snapshot is no longer registered: `clear` was called meanwhile, or a rank has begun a new
+        snapshot of this step. Then no rank waits for the outcome of the write.
         """
+        assert self._writing is snapshot
+        self._writing = None
         snapshot.progress = Progress.DURABLE if is_durable else Progress.FAILED
-        if snapshot in self._replaced:
-            self._replaced.remove(snapshot)
+        if self._snapshots.get(snapshot.step) is not snapshot:
             return False
         if not snapshot.is_intact:
             del self._snapshots[snapshot.step]
@@ -266,11 +284,11 @@ class SnapshotRegistry:
         if (rank, block) in self._in_use:
             return False
         newest = self.newest_complete
-        for snapshot in (*self._snapshots.values(), *self._replaced):
+        for snapshot in self._in_memory:
             part = snapshot.parts.get(rank)
             if part is None or block not in part.blocks:
                 continue
-            if snapshot.progress == Progress.WRITING or not snapshot.is_complete:
+            if snapshot is self._writing or not snapshot.is_complete:
                 return False
             if snapshot.progress == Progress.WAITING and (snapshot is newest or snapshot.is_requested):
                 return False

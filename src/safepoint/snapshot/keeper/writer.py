@@ -14,7 +14,7 @@ from safepoint.snapshot.keeper.keeper_state import KeeperState, RankGroup
 from safepoint.snapshot.keeper.persist.file_writer import GivenUpError
 from safepoint.snapshot.keeper.persist.snapshot_commit import commit_snapshot
 from safepoint.snapshot.keeper.rescue import rescue_newer
-from safepoint.snapshot.keeper.snapshot_registry import Progress, Snapshot
+from safepoint.snapshot.keeper.snapshot_registry import Snapshot
 from safepoint.snapshot.protocol.messages import CheckpointFacts, Outcome
 
 _PATIENCE_S = 5.0
@@ -52,7 +52,7 @@ def _take_next(state: KeeperState) -> tuple[RankGroup, Snapshot, CheckpointFacts
         found = state.next_to_write()
         assert found is not None
         group, snapshot, _ = found
-        snapshot.progress = Progress.WRITING
+        group.registry.writing(snapshot)
         state.is_writing = True
         # A small snapshot needs little processor time, but a thread at a low priority may wait long for this time.
         if state.is_urgent(group) or snapshot.num_bytes < _SMALL_BYTES:

@@ -9,7 +9,6 @@ with exit code 14, or 13 if a disk has no room for one of them. To train from st
 option such as `--from-scratch`. If there is an object store, the user names another location instead.
 """
 
-import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -58,7 +57,7 @@ from safepoint.training.start.copies import (
 )
 from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
-from safepoint.training.start.foreign import ForeignCheckpoint, ForeignCheckpoints, Place
+from safepoint.training.start.foreign import ForeignCheckpoints, Place
 from safepoint.training.start.transfer import Transfer, make_plan
 
 _NAME_ANOTHER = "name another checkpoint, or omit --resume to resume from the newest valid one"
@@ -109,8 +108,6 @@ class CheckpointChooser:
         self._transfer = Transfer(peers, output, folders, store)
         self._foreign = ForeignCheckpoints(peers, output, folders, store, self._reject)
         self._reads_foreign = reads_foreign
-        self._foreign_copies = output.work / "foreign"
-        """Where a checkpoint of another program is copied to, on every node."""
 
     def choose(self, in_memory: ResumePoint | None = None) -> ResumePoint | None:
         """Choose the checkpoint to resume from, and complete it in every folder.
@@ -199,7 +196,7 @@ class CheckpointChooser:
             raise self._no_room
         others = self._foreign.places()
         for found in self._foreign.usable() if self._reads_foreign and not is_named else ():
-            point = self._try(self._foreign_candidate(found))
+            point = self._try(self._foreign.candidate(found))
             if point is not None:
                 return point
         if self._no_room is not None:
@@ -233,6 +230,12 @@ class CheckpointChooser:
         """
         if self._no_room is not None and self._too_large_bytes < 2 * candidate.size_bytes:
             raise self._no_room
+        point = self._tried(candidate)
+        if point is None and candidate.foreign is not None:
+            self._foreign.delete_copy()
+        return point
+
+    def _tried(self, candidate: Candidate) -> ResumePoint | None:
         try:
             if not self._complete(candidate):
                 return None
@@ -268,18 +271,13 @@ class CheckpointChooser:
                 "checkpoint; training was not started",
                 hint=_NAME_ANOTHER,
             )
-        point = self._completed(self._foreign_candidate(found), found.origin.where)
-        self._check_named(point, self._foreign.where(place))
+        try:
+            point = self._completed(self._foreign.candidate(found), found.origin.where)
+            self._check_named(point, self._foreign.where(place))
+        except CheckpointError:
+            self._foreign.delete_copy()
+            raise
         return point
-
-    def _foreign_candidate(self, found: ForeignCheckpoint) -> Candidate:
-        # The folder has a new name in each start, because it may be impossible to delete the folder of an earlier
-        # start.
-        unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
-        self._foreign_copies = self._output.work / f"foreign-{unique}"
-        return Candidate(
-            manifest=found.manifest, is_in_store=found.folder is None, named=found.folder, foreign=found.origin
-        )
 
     def _is_newest(self, step: int) -> bool:
         """Whether every checkpoint of Safepoint is older than `step`."""
@@ -327,7 +325,7 @@ class CheckpointChooser:
 
     def _target(self, candidate: Candidate) -> Path:
         """The folder in which the checkpoint is completed, on every node."""
-        return (self._output.root if candidate.foreign is None else self._foreign_copies) / candidate.name
+        return (self._output.root if candidate.foreign is None else self._foreign.copies) / candidate.name
 
     def _steps_in_folders(self) -> set[int]:
         """The steps of all checkpoints in the output folders, by their names, without foreign checkpoints."""

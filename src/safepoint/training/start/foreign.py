@@ -5,6 +5,8 @@ another node cannot be used, because there is no record of the files that each n
 together.
 """
 
+import contextlib
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +22,14 @@ from safepoint.checkpoint.pickles.module_states import names_of_script
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import CheckpointError, NothingValidError, SafepointError
 from safepoint.foundation.events.console import ProgressLine
+from safepoint.foundation.files import delete_tree
 from safepoint.foundation.units import plural
 from safepoint.storage.location import Location, Scheme, parse_location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks, on_first_rank
 from safepoint.training.collective.peers import Peers
+from safepoint.training.start.candidate import Candidate
 from safepoint.training.start.copies import Origin, verify_best
 from safepoint.training.start.folders import Folders
 
@@ -84,6 +88,9 @@ class ForeignCheckpoints:
         self._folders = folders
         self._store = store
         self._reject = reject
+        self.copies = output.work / "foreign"
+        """Where the checkpoint that is being tried is copied to, on every node. The Trainer loads the copy, which has
+        exactly the examined files."""
 
     def places(self) -> list[Place]:
         """Where these checkpoints are, newest first. No checkpoint is examined.
@@ -146,6 +153,25 @@ class ForeignCheckpoints:
         result = long_on_all_ranks(self._peers, read)[0]
         assert result is not None
         return result
+
+    def candidate(self, found: ForeignCheckpoint) -> Candidate:
+        """The candidate for a checkpoint, which is copied to `copies` from now on."""
+        # The folder has a new name each time, because it may be impossible to delete an earlier folder.
+        unique = on_first_rank(self._peers, lambda: uuid.uuid4().hex)
+        self.copies = self._output.work / f"foreign-{unique}"
+        return Candidate(
+            manifest=found.manifest, is_in_store=found.folder is None, named=found.folder, foreign=found.origin
+        )
+
+    def delete_copy(self) -> None:
+        """Delete the copy of a checkpoint that was rejected, on every node. The original stays."""
+
+        def delete() -> None:
+            if self._folders.is_owner:
+                with contextlib.suppress(OSError):  # a copy that cannot be deleted stays, and is not used
+                    delete_tree(self.copies)
+
+        long_on_all_ranks(self._peers, delete)
 
     def fault_of(self, place: Place) -> str:
         """Why the checkpoint at `place` cannot be resumed from; empty if the names of its files show no fault.

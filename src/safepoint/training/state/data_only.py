@@ -31,7 +31,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
-from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
+from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits, size_of
 from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
@@ -336,7 +336,12 @@ class _Metadata(BoundedUnpickler):
 
     def __init__(self, file: BinaryIO, folder: str | os.PathLike[str]) -> None:
         keys = KeyLimits(
-            most_tuples=_MOST_PLACES, most_parts=64, number_bits=63, is_plain=_is_plain, parts_of=_parts_of
+            most_tuples=_MOST_PLACES,
+            most_parts=64,
+            number_bits=63,
+            is_plain=_is_plain,
+            parts_of=_parts_of,
+            size_bytes=size_of(file),
         )
         super().__init__(file, keys=keys, has_state=_has_state)
         self._path = getattr(file, "name", folder)

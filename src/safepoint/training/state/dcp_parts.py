@@ -16,8 +16,8 @@ from safepoint.checkpoint.weights.torch_file import numbers_of
 from safepoint.errors import CheckpointError
 
 _MOST_PARTS = 1 << 21
-"""The limit of the number of parts that all tensors have together. In a pickle, many tensors can refer to one list of
-parts, so a small file can list many parts."""
+"""All tensors together may have this many parts, or as many as the metadata list places in files if that is more. In
+a pickle, many tensors can refer to one list of parts, so a small file can list many parts. Each place takes bytes."""
 
 
 def check_parts(found: Any) -> None:
@@ -36,13 +36,13 @@ def check_parts(found: Any) -> None:
         return
     stored = cast("Mapping[Any, Any]", found.storage_data or {})
     check_apart(Place(one.relative_path, *numbers_of([one.offset, one.length])) for one in stored.values())
-    num_parts = 0
+    num_parts, most_parts = 0, max(_MOST_PARTS, len(stored))
     for name, entry in cast("Mapping[Any, Any]", found.state_dict_metadata).items():
         if type(entry) is not metadata.TensorStorageMetadata:
             continue
         num_parts += len(entry.chunks)
-        if num_parts > _MOST_PARTS:
-            raise CheckpointError(f"it lists more than {_MOST_PARTS} parts of tensors")
+        if num_parts > most_parts:
+            raise CheckpointError(f"it lists more than {most_parts} parts of tensors")
         parts = ((numbers_of(one.offsets), numbers_of(one.sizes)) for one in entry.chunks)
         if not make_whole(numbers_of(entry.size), parts):
             raise CheckpointError(f"the parts of {name!r:.200} that it lists do not make the whole tensor")

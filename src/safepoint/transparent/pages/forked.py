@@ -4,7 +4,7 @@ Threads do not help with pages: each call that releases Python's global lock tak
 processors took longer than one thread, and up to 2.9 times its processor time.
 
 Promises: if this process ends, even if it is killed, the kernel ends the child processes. No child process is left
-when the `with` block ends.
+when the `with` block ends. No child process runs a handler of a signal of this process.
 """
 
 import contextlib
@@ -50,7 +50,10 @@ def forked(num_processes: int, work: Callable[[int], Iterable[object]]) -> Gener
             reading, writing = os.pipe()
             pipes.append(reading)
             try:
-                pids.append(_fork(lambda pipe=writing, number=number: _steps(work(number), pipe)))
+                # A handler that raises an exception must not run between the fork and the append: it would leave a
+                # child process.
+                with _blocked_signals() as before:
+                    pids.append(_fork(lambda pipe=writing, number=number: _steps(work(number), pipe), before))
             finally:
                 os.close(writing)
         yield wait
@@ -66,25 +69,36 @@ def forked(num_processes: int, work: Callable[[int], Iterable[object]]) -> Gener
                 os.waitpid(pid, 0)
 
 
-def _fork(work: Callable[[], None]) -> int:
+@contextlib.contextmanager
+def _blocked_signals() -> Generator[set[int]]:
+    """Block all signals of this thread while the block runs. Yields the signals that were blocked before."""
+    before: set[int] = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _fork(work: Callable[[], None], blocked: set[int]) -> int:
+    """Run the work in a child process. The caller has blocked all signals; `blocked` were blocked before."""
     parent = os.getpid()
     with warnings.catch_warnings():
         # Python 3.12 warns if this process has other threads, because they may hold locks. `work` takes no locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        _run(work, parent)
+        _run(work, parent, blocked)
     return pid
 
 
-def _run(work: Callable[[], None], parent: int) -> NoReturn:
+def _run(work: Callable[[], None], parent: int, blocked: set[int]) -> NoReturn:
     """Run the work in the child process, which never returns to the code that was running."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group
-        # A handler that undoes the command must run in the parent process only.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _leave_signals_to_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if os.getppid() == parent:
             work()
             code = 0
@@ -93,6 +107,20 @@ def _run(work: Callable[[], None], parent: int) -> NoReturn:
         raise
     finally:
         os._exit(code)
+
+
+def _leave_signals_to_parent() -> None:
+    """Ignore the signals that the parent process handles: they may reach the whole process group, as Ctrl-C does, and
+    the parent process decides whether the child processes end. SIGTERM ends this process.
+
+    The parent's handlers must not run here: one that undoes a command would undo it while the parent still works.
+    """
+    signal.set_wakeup_fd(-1)  # the descriptor would wake up the parent
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _steps(steps: Iterable[object], pipe: int) -> None:

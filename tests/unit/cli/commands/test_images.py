@@ -1,6 +1,8 @@
 """Commands about process images: without CRIU, on images of dumps that the tests write."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from safepoint.transparent.protection.keys import ImageKey
 from tests.support.commands import safepoint
 from tests.support.criu_images import add_image
 from tests.support.moto_server import MotoServer
+from tests.support.patience import PATIENCE
 
 
 @pytest.fixture
@@ -101,6 +104,37 @@ def test_images_are_copied_with_those_that_they_need(images: Path, tmp_path: Pat
     assert safepoint("images", "copy", images, target / "image-1").code == 2
     (tmp_path / "empty").mkdir()
     assert safepoint("images", "copy", tmp_path / "empty", target).code == 14
+
+
+def test_a_second_signal_ends_the_copy_at_once(images: Path, tmp_path: Path) -> None:
+    """While it deletes what it has copied. The files that stay are no image, and the next command deletes them."""
+    target = tmp_path / "copy"
+    program = """
+import signal, sys, time
+from safepoint.cli import main
+from safepoint.foundation import files
+from safepoint.transparent.images import copying
+
+def wait(*_, **__):
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(1000)
+
+copying._copy_file = wait
+files.delete_tree = wait
+sys.argv = ["safepoint", "images", "copy", *sys.argv[1:]]
+sys.exit(main.main())
+"""
+    command = [sys.executable, "-c", program, str(images / "image-1"), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
+    assert done.returncode == 143, done.stderr
+    assert "interrupted again by SIGTERM: files of an image that was not copied" in done.stderr
+    left = list((target / ".safepoint" / "images").glob("work-*"))
+    assert len(left) == 1
+    assert safepoint("images", "list", target).stdout == f"no process images in {target}\n"
+    assert safepoint("images", "prune", target, "--keep", "newest=1").code == 0
+    assert not left[0].exists()
+    assert safepoint("images", "copy", images / "image-1", target).code == 0
+    assert safepoint("images", "verify", target, "--deep").code == 0
 
 
 def test_images_are_pruned(images: Path, tmp_path: Path) -> None:

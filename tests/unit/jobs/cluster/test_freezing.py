@@ -20,7 +20,9 @@ from safepoint.jobs.cluster.records.pod_image import IMAGE
 from safepoint.jobs.cluster.records.receipts import RECEIPT
 from safepoint.jobs.cluster.state import SAFE_STEP
 from safepoint.jobs.cluster.suspension import pod_requests, stop
+from safepoint.jobs.cluster.suspension.resuming import image_to_thaw
 from safepoint.jobs.cluster.watches import pod_ends
+from safepoint.jobs.cluster.watches.pod_ends import PodEnds
 from tests.support.cluster.kept import (
     IMAGE_OF_POD,
     JOB,
@@ -67,6 +69,39 @@ def test_a_job_is_suspended_only_after_its_image_is_complete(pod: list[list[str]
     assert namespace.changes[0].startswith("patch trainjobs")
     assert image.path == "pvc://ckpt/x/images/image-1"
     assert "it is frozen in pvc://ckpt/x/images/image-1" in frozen.message
+
+
+@pytest.mark.parametrize("reported", [{**IMAGE_OF_POD, "path": "/elsewhere"}, {"name": 3}, "text", None])
+def test_an_image_that_the_pod_made_at_its_deadline(reported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`suspend` records what the pod reports at its end, and `thaw` then knows the image. Other texts are ignored."""
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise SafepointError("the ranks do not answer")
+
+    def wait_for_last(ends: PodEnds) -> None:
+        ended = {"exitCode": 75, "startedAt": "2026-11-23T10:00:00Z", "message": json.dumps(message)}
+        pod = running_pod()
+        pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+        ends._note(pod, is_deleted=False)
+
+    message = {"currentStep": 4, "processImage": reported}
+    monkeypatch.setattr(stop, "request_save", refuse)
+    monkeypatch.setattr(PodEnds, "wait_for_last", wait_for_last)
+    namespace = Kept(trainjobs=[job_with_images()], pods=[running_pod()])
+    namespace.after = lambda change: namespace.kept.update(pods=[])
+    stopped = jobs_of(namespace).suspend(JOB)
+    assert stopped.safe_step == 4
+    seen = jobs_of(namespace).job(JOB)
+    if isinstance(reported, dict) and len(reported) > 1:
+        path = "pvc://ckpt/x/images/image-1"
+        assert f"its ranks did not save before the deadline: they are frozen in {path}" in stopped.message
+        assert seen.image is not None
+        assert seen.image.path == path
+        assert seen.image.is_newer_than(seen.safe_step)
+        assert image_to_thaw(seen) == stopped.image == seen.image
+    else:
+        assert seen.image is stopped.image is None
+        assert "frozen" not in stopped.message
 
 
 @pytest.mark.parametrize("step", [4, 5])

@@ -162,7 +162,7 @@ def test_a_job_that_another_person_resumes_meanwhile(
 class Ends:
     """In place of `PodEnds`: the pods have ended, and the pod of node 0 has checked a checkpoint."""
 
-    is_saved, safe_step = True, None
+    is_saved, safe_step, image = True, None, None
 
     def __init__(self, step: int) -> None:
         self.checkpoint = {"step": step, "name": f"checkpoint-{step}", "digest": "abc", "is_read": False}

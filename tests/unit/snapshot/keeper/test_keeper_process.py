@@ -47,17 +47,17 @@ class Training:
     def __init__(self, folder: Path, keeper: KeeperClient) -> None:
         self._folder = folder
         self._keeper = keeper
-        self._step = 0
+        self.step = 0
 
-    def save(self) -> None:
-        self._step += 1
+    def begin(self) -> Block:
+        """Begin a snapshot of the next step; returns its block, which is not filled."""
+        self.step += 1
         keeper, block = self._keeper, Block.allocate(self._keeper.new_block_number(), 5)
-        block.write(0, b"state")
         keeper.lend(block)
         manifest = ManifestFacts(
             run_id="run",
             attempt=1,
-            step=self._step,
+            step=self.step,
             epoch=0.0,
             world_size=1,
             global_batch=1,
@@ -65,12 +65,22 @@ class Training:
             samples_seen=0,
             strategy="single",
         )
-        facts = CheckpointFacts(manifest=manifest, folder=str(self._folder), attempt_id="attempt", save=self._step)
+        facts = CheckpointFacts(manifest=manifest, folder=str(self._folder), attempt_id="attempt", save=self.step)
         file = StagedFile(path="state.bin", block=block.number, offset=0, size_bytes=5)
-        fields = {"trigger": Trigger.PERIODIC, "is_requested": True, "facts": facts, "number": self._step}
-        keeper.begin_snapshot(self._step, (file,), **fields)
-        keeper.send(messages.SnapshotStaged(step=self._step))
-        outcome = keeper.wait(self._step, clock.monotonic_s() + TIMEOUT_S)
+        fields = {"trigger": Trigger.PERIODIC, "is_requested": True, "facts": facts, "number": self.step}
+        keeper.begin_snapshot(self.step, (file,), **fields)
+        return block
+
+    def save(self) -> None:
+        block = self.begin()
+        block.write(0, b"state")
+        self.end(block)
+
+    def end(self, block: Block) -> None:
+        """The snapshot is complete; expect a checkpoint of it."""
+        keeper = self._keeper
+        keeper.send(messages.SnapshotStaged(step=self.step))
+        outcome = keeper.wait(self.step, clock.monotonic_s() + TIMEOUT_S)
         assert outcome.is_durable, outcome.error
         assert (Path(outcome.path) / "state.bin").read_bytes() == b"state"
         assert verify(Path(outcome.path)).is_valid
@@ -87,7 +97,7 @@ class Keeper:
         self._process = KeeperProcess(KeeperPlan(key=self.key))
         client = KeeperClient.connect(self.key, wait_s=TIMEOUT_S, rank=0, num_ranks=1)
         assert client is not None
-        self._client = client
+        self.client = client
         assert client.open_folder(str(folder)) == ""
         self.training = Training(folder, client)
 
@@ -99,9 +109,9 @@ class Keeper:
         return connected
 
     def close(self) -> None:
-        self._client.close_folder()
-        self._client.send(messages.Goodbye())
-        self._client.close()
+        self.client.close_folder()
+        self.client.send(messages.Goodbye())
+        self.client.close()
         assert self._process.finish(lambda: None)
 
 
@@ -109,6 +119,35 @@ class Keeper:
 def _keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
     keeper = Keeper(tmp_path_factory.mktemp("output"))
     yield keeper
+    keeper.training.save()
+    keeper.close()
+
+
+@pytest.mark.parametrize("ends", ["staged", "cancelled", "overwritten"])
+def test_a_training_that_opens_another_folder_waits_for_the_write_in_progress(tmp_path: Path, ends: str) -> None:
+    """Its rank ends the copy after that, or gives it up; the keeper commits or gives up, and writes on."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    keeper = Keeper(first)
+    client, training = keeper.client, keeper.training
+    block = training.begin()
+    deadline_s = clock.monotonic_s() + TIMEOUT_S
+    while not any((first / ".safepoint" / "work").glob("attempt/*/*")):
+        assert clock.monotonic_s() < deadline_s
+        clock.sleep(0.001)
+    OutputFolder(second).prepare()
+    client.request_folder(str(second))
+    block.write(0, b"state")
+    if ends == "staged":
+        client.send(messages.SnapshotStaged(step=training.step))
+    elif ends == "cancelled":
+        client.send(messages.CancelSnapshot(step=training.step, number=training.step))
+    else:
+        client.overwrite([block])
+    assert client.folder_error() == ""
+    checkpoint = first / "checkpoint-1"
+    assert checkpoint.exists() is (ends == "staged")
+    assert ends != "staged" or verify(checkpoint).is_valid
+    keeper.training = Training(second, client)
     keeper.training.save()
     keeper.close()
 

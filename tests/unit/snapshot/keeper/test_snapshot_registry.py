@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -30,7 +31,7 @@ def write(registry: SnapshotRegistry, *, is_durable: bool = True) -> int:
     """Write what is next."""
     snapshot = registry.next_to_write()
     assert snapshot is not None
-    snapshot.progress = Progress.WRITING
+    registry.writing(snapshot)
     registry.written(snapshot, is_durable=is_durable)
     return snapshot.step
 
@@ -45,7 +46,7 @@ def test_a_snapshot_s_way() -> None:
     assert registry.newly_free(0, {1}) == []
     registry.staged(0, 5)
     assert registry.newest_complete is snapshot
-    snapshot.progress = Progress.WRITING
+    registry.writing(snapshot)
     assert registry.next_to_write() is None
     assert registry.newly_free(0, {1}) == []
     assert registry.written(snapshot, is_durable=True)
@@ -77,7 +78,7 @@ def test_the_newest_is_written_and_the_others_are_superseded() -> None:
     """By one that is complete and wanted; what is being written ends as it began."""
     registry = SnapshotRegistry(1)
     first = staged(registry, 1, 1)
-    first.progress = Progress.WRITING
+    registry.writing(first)
     staged(registry, 2, 2)
     begin(registry, 3, 3)
     assert registry.take_superseded() == []
@@ -146,7 +147,7 @@ def test_what_is_given_up_is_not_written() -> None:
     registry.cancel(1)
     assert registry.newly_free(0, {1}) == [1]
     second = begin(registry, 2, 2)
-    second.progress = Progress.WRITING
+    registry.writing(second)
     registry.cancel(2)
     assert registry.newly_free(0, {2}) == []
     registry.written(second, is_durable=False)
@@ -205,7 +206,7 @@ def test_a_part_that_fails_does_not_stand_in_the_way() -> None:
     for rank in (0, 1):
         staged(registry, 1, 1, rank=rank)
         second = begin(registry, 2, 2, rank=rank)
-    second.progress = Progress.WRITING
+    registry.writing(second)
     registry.written(second, is_durable=False)
     assert write(registry) == 1
 
@@ -216,7 +217,7 @@ def test_the_same_step_once_more() -> None:
     for block in (1, 2, 3):
         registry.add_block(0, block)
     first = staged(registry, 1, 1)
-    first.progress = Progress.WRITING
+    registry.writing(first)
     second = staged(registry, 1, 2)
     assert second is not first
     assert not registry.is_free(0, 1)
@@ -228,6 +229,78 @@ def test_the_same_step_once_more() -> None:
     assert registry.next_to_write() is third
     assert write(registry) == 1
     assert third.progress is Progress.DURABLE
+
+
+@pytest.mark.parametrize("is_begun_again", [False, True])
+@pytest.mark.parametrize("ends", ["staged", "cancelled", "overwritten", "rank gone", "ranks ended"])
+def test_a_write_in_progress_outlives_a_clear(ends: str, is_begun_again: bool) -> None:
+    """The registry knows the snapshot that is being written until `written`, whatever its rank does meanwhile."""
+    registry = SnapshotRegistry(1)
+    first = begin(registry, 5, 1, number=1)
+    registry.writing(first)
+    registry.clear()
+    assert not registry.is_free(0, 1)
+    if ends == "staged":
+        registry.staged(0, 5)
+    elif ends == "cancelled":
+        registry.cancel(5, 1)
+    elif ends == "overwritten":
+        registry.overwrite(0, {1})
+    elif ends == "rank gone":
+        registry.remove_rank(0)
+    else:
+        registry.cancel_incomplete()
+    assert first.is_complete is first.is_intact is (ends == "staged")
+    second = staged(registry, 5, 2, number=2) if is_begun_again else None
+    assert registry.newly_free(0, {1}) == []
+    assert not registry.written(first, is_durable=first.is_complete), "no rank waits for its outcome"
+    assert registry.find(5) is second
+    assert registry.is_free(0, 1) is (ends != "overwritten"), "a rank that overwrites a block uses it"
+    if second is not None:
+        assert write(registry) == 5
+        assert second.progress is Progress.DURABLE
+
+
+def test_a_snapshot_that_is_spoilt_and_cleared_ends_its_write() -> None:
+    """The writing thread, which calls `written`, must not end with an error."""
+    registry = SnapshotRegistry(1)
+    first = begin(registry, 5, 1)
+    registry.writing(first)
+    registry.cancel(5)
+    registry.clear()
+    second = staged(registry, 5, 2, number=1)
+    assert not registry.written(first, is_durable=False)
+    assert registry.find(5) is second
+
+
+def test_a_write_that_a_new_snapshot_of_its_step_replaced_learns_how_its_ranks_end() -> None:
+    """One rank begins the step again, the other still copies its part of the first snapshot."""
+    for ends in ("staged", "cancelled", "overwritten"):
+        registry = SnapshotRegistry(2)
+        first = begin(registry, 5, 1, rank=0, number=1)
+        begin(registry, 5, 1, rank=1, number=1)
+        registry.writing(first)
+        registry.staged(0, 5)
+        second = begin(registry, 5, 2, rank=0, number=2)
+        if ends == "staged":
+            registry.staged(1, 5)
+            assert first.is_complete
+            assert not second.parts[0].is_staged
+        elif ends == "cancelled":
+            registry.cancel(5, 1)
+            assert not first.is_intact
+        else:
+            registry.overwrite(1, {1})
+            assert not first.is_intact
+        assert second.is_intact
+        assert not registry.written(first, is_durable=first.is_complete)
+        assert registry.find(5) is second
+
+
+def test_snapshots_with_equal_fields_are_different() -> None:
+    """The end of one write must not count as the end of another one."""
+    one, other = Snapshot(step=5), Snapshot(step=5)
+    assert one != other
 
 
 @settings(max_examples=25, stateful_step_count=30, deadline=None)
@@ -309,12 +382,21 @@ class Book(RuleBasedStateMachine):
                 self.ended.discard(newest.step)
             self.notify()
 
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """The ranks leave the folder with an error, and end their copies after that."""
+        self.registry.clear()
+        self.ended |= self.wanted
+        for rank in sorted(self.filling):
+            self.end(rank, data.draw(st.integers(0, 4)))
+        self.step = dict.fromkeys(self.ranks, max(self.step.values()))
+
     @precondition(lambda self: self.writing is None)
     @rule()
     def write(self) -> None:
         self.writing = self.registry.next_to_write()
         if self.writing is not None:
-            self.writing.progress = Progress.WRITING
+            self.registry.writing(self.writing)
 
     @precondition(lambda self: self.writing is not None)
     @rule(is_durable=st.booleans())

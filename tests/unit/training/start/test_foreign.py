@@ -15,7 +15,7 @@ from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.store import Store
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.choose import CheckpointChooser
-from safepoint.training.start.copies import ResumePoint
+from safepoint.training.start.copies import Examine, ResumePoint
 from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
 from safepoint.training.start.foreign import check_best
@@ -33,7 +33,13 @@ def output(tmp_path: Path) -> OutputFolder:
 
 
 def start(
-    output: OutputFolder, *, restart: int = 0, store: Store | None = None, trainer: bool = True, **options: object
+    output: OutputFolder,
+    *,
+    restart: int = 0,
+    store: Store | None = None,
+    trainer: bool = True,
+    examine: Examine = lambda point: "",
+    **options: object,
 ) -> tuple[ResumePoint | None, list[Event]]:
     events: list[Event] = []
     peers = Peers(Place(restart=restart), timeout_s=1)
@@ -46,6 +52,7 @@ def start(
         settings,
         FirstStart(peers, output, store, settings),
         events.append,
+        examine=examine,
         reads_foreign=trainer,
     )
     return chooser.choose(), events
@@ -79,6 +86,38 @@ def test_a_damaged_one_means_the_older_one(output: OutputFolder) -> None:
     assert step_of(result) == 4
     assert [event.file for event in result[1] if isinstance(event, CheckpointRejected)] == ["scheduler.pt"]
     assert [path.name for path in list_checkpoints(output.root)] == ["checkpoint-8", "checkpoint-4"]
+
+
+def copies_in(output: OutputFolder) -> list[str]:
+    """The copies of checkpoints of other programs."""
+    return [path.name for folder in output.work.glob("foreign*") for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize("is_in_store", [False, True])
+def test_a_copy_that_is_rejected_is_deleted(output: OutputFolder, tmp_path: Path, is_in_store: bool) -> None:
+    """Only the copy of the checkpoint from which the run resumes stays, until its first step."""
+    store = FaultyStore(output.root) if is_in_store else None
+    own = prepared(tmp_path / "own") if is_in_store else output
+    tried: list[int] = []
+
+    def examine(point: ResumePoint) -> str:
+        tried.append(point.manifest.step)
+        assert copies_in(own) == [point.path.name]
+        return "its ranks differ" if point.manifest.step == 8 else ""
+
+    before = contents(output.root)
+    assert step_of(start(own, store=store, examine=examine)) == 4
+    assert tried == [8, 4]
+    assert copies_in(own) == ["checkpoint-4"]
+    assert contents(output.root) == before
+
+
+def test_a_copy_of_a_named_one_that_is_rejected_is_deleted(output: OutputFolder) -> None:
+    """The start ends, and the copy would stay until the next start."""
+    named = str(output.root / "checkpoint-8")
+    with pytest.raises(CheckpointError, match="its ranks differ"):
+        start(output, resume=named, examine=lambda point: "its ranks differ")
+    assert copies_in(output) == []
 
 
 def test_none_can_be_used(output: OutputFolder) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,3 +124,45 @@ with forked(2, lambda number: [None]) as wait:
         pass
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30 * PATIENCE)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1", "SIGTERM"])
+def test_signals_that_arrive_during_the_fork(name: str) -> None:
+    """The handlers of the parent run in the parent only, however early a signal reaches the child process.
+
+    All processes of the group receive the signal again and again, except after SIGTERM has ended the child.
+    """
+    program = f"""
+import os, signal
+handled, errors = [], []
+parent = os.getpid()
+def handle(number, frame):
+    os.write(1, f"{{os.getpid()}}\\n".encode())
+signal.signal(signal.{name}, handle)
+os.write(1, b"ready\\n")
+from safepoint.errors import StorageError
+from safepoint.transparent.pages.forked import forked
+for _ in range(30):
+    try:
+        with forked(2, lambda number: [None]) as wait:
+            wait(0), wait(1)
+    except StorageError:
+        assert "{name}" == "SIGTERM"
+signal.signal(signal.{name}, signal.SIG_IGN)
+os.write(1, b"end\\n")
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()))
+        reader.start()
+        while process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, getattr(signal, name))
+            time.sleep(0.0001)
+        reader.join()
+    assert lines[-1] == "end\n"
+    assert process.returncode == 0
+    assert set(lines[:-1]) == {f"{process.pid}\n"}

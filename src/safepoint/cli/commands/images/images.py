@@ -226,13 +226,19 @@ def copy(
 ) -> None:
     """Copy images to a folder or an object store, with all images that they need, and compare every byte.
 
-    No key is needed: encrypted images stay encrypted. An image that DST has already is not copied again. Exit code
-    11: DST has another image of the same name, and nothing was copied.
+    No key is needed: encrypted images stay encrypted. An image that DST has already is not copied again. After
+    SIGTERM or Ctrl-C, an image that was not copied completely is deleted; a second signal ends the command at once.
+    Exit code 11: DST has another image of the same name, and nothing was copied.
     """
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     with (
-        undoing("an image that was not copied completely is deleted; images that were copied before stay"),
+        undoing(
+            "an image that was not copied completely is deleted; images that were copied before stay",
+            left="files of an image that was not copied completely may stay in DST, and are no image; the next "
+            "`safepoint images copy` or `prune` deletes them, in an object store after a day",
+            as_json=as_json,
+        ),
         opened(source) as (location, name),
         opened(location_only(target), may_be_new=True) as (to, _),
     ):

@@ -14,7 +14,8 @@ from safepoint.jobs.cluster.objects import at, items
 from safepoint.jobs.cluster.spec import DOMAIN
 
 IMAGE = f"{DOMAIN}/image"
-"""The annotation of a TrainJob with the newest image that a command has requested since the job was last resumed."""
+"""The annotation of a TrainJob with the newest image since the job was last resumed: a command has requested it, or
+the pod made it at its deadline while `safepoint suspend` waited."""
 _FOLDER = "images"
 _KINDS = {
     **dict.fromkeys(("name", "created", "program"), str),

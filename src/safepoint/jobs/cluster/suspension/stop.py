@@ -7,6 +7,10 @@ pods receive SIGTERM. When a pod ends, it reports which checkpoint it has found 
 A job in a queue can be stopped only through its Workload, Kueue's object for the job. If only the TrainJob is
 suspended, Kueue starts an admitted job again at once.
 
+If the ranks cannot save before the deadline, and the job makes process images, its pod makes one. The pod reports the
+image when it ends, and this module records it. After a stop by a queue, or the loss of a node, no command records the
+image: only the next pod finds it.
+
 A receipt states which checkpoint a suspension has saved, and whether the files of the checkpoint were verified.
 """
 
@@ -20,6 +24,7 @@ from safepoint.errors import AccessDeniedError, ConflictError, SafepointError, T
 from safepoint.foundation import clock
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, name_of, texts
+from safepoint.jobs.cluster.records.pod_image import IMAGE, PodImage, image_of
 from safepoint.jobs.cluster.records.receipts import RECEIPT, read_receipt, receipt_of
 from safepoint.jobs.cluster.state import SUSPENDED_BY, ClusterJob, Observed, describe
 from safepoint.jobs.cluster.suspension.remaining_pods import RemainingPods
@@ -131,6 +136,7 @@ def stop_job(
     if at_end is not None and other is not None and at_end.step <= (-1 if other.step is None else other.step):
         at_end = None  # this checkpoint was there before the suspension
     receipt = _keep_receipt(api, name, requested, at_end, is_stopping=is_stopping)
+    image = _keep_image(api, job, ends)
     if receipt is None:
         SafePoints(api).keep(replace(seen, saved_step=ends.safe_step))
     is_held = requested is not None and receipt is requested and clock.monotonic_s() - saved_s < _HELD_S
@@ -141,9 +147,10 @@ def stop_job(
         job,
         safe_step=safe_step,
         receipt=receipt,
+        image=image or job.image,
         was_saved=None if not job.is_ours else True if is_held else ends.is_saved,
     )
-    saved = _what_is_saved(job, first.state, reason)
+    saved = _joined(_frozen_in(image), _what_is_saved(job, first.state, reason))
     before = reason if is_stopping and reason not in saved else ""
     return replace(job, message=_joined(before, job.message, saved))
 
@@ -250,6 +257,15 @@ def _recorded(trainjob: Object) -> Receipt | None:
     return read_receipt(texts(trainjob, "metadata", "annotations").get(RECEIPT))
 
 
+def _keep_image(api: ClusterApi, job: ClusterJob, ends: PodEnds) -> PodImage | None:
+    """The image that a pod made at its deadline, which is written into the annotation of the TrainJob; None if the
+    pods report none."""
+    image = image_of(ends.image, job.output)
+    if image is not None:
+        api.patch("trainjobs", job.name, {"metadata": {"annotations": {IMAGE: image.to_annotation()}}})
+    return image
+
+
 def _keep_receipt(
     api: ClusterApi, name: str, requested: Receipt | None, at_end: Receipt | None, *, is_stopping: bool
 ) -> Receipt | None:
@@ -332,6 +348,10 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
         return _joined("it did not train yet", newest)
     saved = "" if job.safe_step is None else f"step {job.safe_step} is saved"
     return _joined(saved, f"no save was made on request, because {reason}" if reason else "")
+
+
+def _frozen_in(image: PodImage | None) -> str:
+    return "" if image is None else f"its ranks did not save before the deadline: they are frozen in {image.path}"
 
 
 def _joined(*parts: str) -> str:

@@ -16,7 +16,7 @@ from safepoint.jobs.cluster.pods.pod_fields import (
     own_pods,
     step_in,
 )
-from safepoint.progress.trainer_status import CHECKPOINT
+from safepoint.progress.trainer_status import CHECKPOINT, PROCESS_IMAGE
 
 _AGAIN_S, _OPEN_S, _LAST_EVENTS_S = 1.0, 5.0, 3.0
 _MOST_PODS, _MOST_NAME = 10_000, 253
@@ -44,6 +44,8 @@ class PodEnds:
         """The step that the pod of node 0 has saved, from its termination message; None if it reported no save."""
         self.checkpoint: Any = None
         """The checkpoint that the pod of node 0 checked when it ended, see `CheckpointReceipt`; None if unknown."""
+        self.image: Any = None
+        """The process image that the pod of node 0 made at its deadline, as the pod describes it; None if unknown."""
         self._thread = threading.Thread(target=self._watch, name="safepoint-pods", daemon=True)
 
     def __enter__(self) -> "PodEnds":
@@ -113,4 +115,5 @@ class PodEnds:
         self._codes[name] = code
         if node_of(pod) == 0 and (message := message_at_end(ended)) is not None:
             self.checkpoint = at(message, CHECKPOINT)
+            self.image = at(message, PROCESS_IMAGE)
             self.safe_step = step_in(message)

@@ -40,6 +40,7 @@ from safepoint.jobs.local.images.last_resort import LastResort, carried_folders,
 from safepoint.jobs.local.images.output_copy import OutputCopy, is_file
 from safepoint.jobs.local.newest_state import choose, newest_checkpoint
 from safepoint.progress.record import State, read_progress
+from safepoint.progress.trainer_status import TERMINATION_LOG, TrainerStatus
 from safepoint.settings.run_settings import RunSettings, place_output
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -258,7 +259,22 @@ class _WatchedRun:
             return False
         event = Frozen(path=image[0], size_bytes=frozen.manifest.size_bytes, frozen_s=round(frozen.frozen_s, 3))
         self._report_end(event)
+        self._report_to_cluster(frozen.manifest)
         return True
+
+    def _report_to_cluster(self, manifest: "ImageManifest") -> None:
+        """In a pod, write the image into the termination message, which a command that stops the job reads.
+
+        The launcher, which writes this message otherwise, is in the image.
+        """
+        progress = read_progress(self._output.progress)
+        if progress is None or not TERMINATION_LOG.is_file():
+            return
+        from safepoint.transparent.images.materialise import image_document
+
+        with images_in(self._images) as location:
+            image = {**image_document(manifest, location), "safe_step": self._safe_step(manifest.created)}
+        TrainerStatus.of(progress, has_ended=False).write_termination_message(TERMINATION_LOG, image=image)
 
     def _answer(self, request: ImageRequest, launcher: ProcessId) -> bool:
         """Make the image of a request. Returns whether the processes have ended."""

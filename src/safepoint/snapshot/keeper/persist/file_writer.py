@@ -19,7 +19,6 @@ from pathlib import Path
 
 from safepoint.checkpoint.format.digest import FileDigest, FileDigester, digest_bytes
 from safepoint.checkpoint.format.manifest import FileEntry
-from safepoint.errors import SaveError
 from safepoint.foundation import clock, files
 from safepoint.foundation.shared_folders import no_links
 from safepoint.snapshot.images.torch_archive import Archive, records_of
@@ -86,13 +85,14 @@ class Source:
 def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
     """Write all files into `folder` and fsync them; the commit fsyncs the folders.
 
+    Args:
+        sources: the files, each with another path; `merge` ensures that.
+        folder: where they are written.
+
     Raises:
         GivenUpError: an image will not be complete.
-        SaveError: two files have the same name.
         OSError: the disk is full, gone, or read-only.
     """
-    if len({source.path for source in sources}) != len(sources):
-        raise SaveError("a rank wrote two files under one name")
     for source in sources:
         no_links.make_folders((folder / source.path).parent)
     small = [source for source in sources if source.size_bytes < SMALL_BYTES]

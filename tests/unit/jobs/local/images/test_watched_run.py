@@ -1,10 +1,14 @@
 """`safepoint run --freeze-as-last-resort` ends at the start where it cannot keep its promise."""
 
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,15 +17,20 @@ from safepoint.cli.commands import run as run_command
 from safepoint.errors import ExitCode, FreezeError, SafepointError
 from safepoint.foundation.events.stream import read_events
 from safepoint.foundation.processes import identify
+from safepoint.jobs.cluster.records.pod_image import image_of
 from safepoint.jobs.local.attempt.thaw_watch import ThawWatch
 from safepoint.jobs.local.images import watched_run
+from safepoint.jobs.local.images.last_resort import LastResort
 from safepoint.jobs.local.images.watched_run import _End, _WatchedRun
+from safepoint.progress.record import Progress, State
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.launcher.launch_plan import LaunchPlan
 from safepoint.transparent import self_test
 from safepoint.transparent.criu import program
 from safepoint.transparent.criu.program import VARIABLE, Criu
+from safepoint.transparent.images.location import ImageLocation
 from tests.support.commands import safepoint
+from tests.support.criu_images import add_image
 
 OUTPUT = ("--output-dir", "out")
 REFUSED = [
@@ -133,3 +142,32 @@ def test_a_freeze_without_a_stop_fails(
     monkeypatch.setattr(watched_run, "HOLD_S", 0.0)
     with pytest.raises(FreezeError, match="no stop signal arrived"):
         watched[0]._wait_for_stop()
+
+
+def test_an_image_at_the_deadline_is_in_the_termination_message(
+    watched: tuple[_WatchedRun, "subprocess.Popen[bytes]"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher, which writes this message otherwise, is in the image. Commands on a cluster read the message."""
+    location = ImageLocation(tmp_path / "out" / "images")
+    manifest = add_image(location, tmp_path / "dump", {100: b"x" * 4096})
+    log = tmp_path / "termination-log"
+    progress = Progress(time="2026-11-27T10:00:00Z", state=State.TRAINING, step=7, safe_step=5)
+    (tmp_path / "out" / ".safepoint" / "progress.json").write_bytes(progress.to_bytes())
+
+    def freeze(resort: LastResort, before_end: Callable[[str], None]) -> Any:
+        before_end(location.where(manifest.name))
+        return SimpleNamespace(manifest=manifest, frozen_s=1.0)
+
+    monkeypatch.setattr(LastResort, "freeze", freeze)
+    monkeypatch.setattr(watched_run, "images_in", lambda folder: nullcontext(location))
+    monkeypatch.setattr(watched_run, "TERMINATION_LOG", log)
+    resort = LastResort(RunSettings(), [os.getpid()], location.folder)
+    assert watched[0]._freeze(resort)
+    assert not log.exists(), "only a platform makes the file"
+    log.touch()
+    assert watched[0]._freeze(resort)
+    message = json.loads(log.read_bytes())
+    image = image_of(message["processImage"], "pvc://ckpt/x")
+    assert image is not None
+    assert (image.path, image.num_processes) == (f"pvc://ckpt/x/images/{manifest.name}", 1)
+    assert message["currentStep"] == 5, "step 7 is in the image, and not in a checkpoint"

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from safepoint.checkpoint.format.digest import PART_BYTES, digest_file
-from safepoint.errors import SaveError
 from safepoint.snapshot.images.image import Image
 from safepoint.snapshot.images.torch_image import TorchImages
 from safepoint.snapshot.keeper.persist import file_writer
@@ -134,13 +133,6 @@ def test_other_errors_are_the_caller_s(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "pwrite", failing)
     with pytest.raises(OSError, match=os.strerror(code)):
         write_files([made("file", size)], tmp_path)
-
-
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Before anything is written."""
-    with pytest.raises(SaveError, match="under one name"):
-        write_files([made("same", 3), made("same", 4)], tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 STATE = {
