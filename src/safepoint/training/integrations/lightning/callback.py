@@ -178,6 +178,8 @@ class SafepointCallback(Checkpoint):
             self._steps = int(self._trainer.global_step)
             if folder is not None:
                 with states_of(folder / STATE):
+                    if training.manifest is not None and data.resumed is not None:
+                        parts.check_restored(folder, training.manifest, data.resumed)
                     self._resume(data)
 
         def set_up_data(original: Callable[[], None]) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.plugins import CheckpointIO
 
-from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
@@ -20,7 +21,9 @@ from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import ConflictError, UsageError, printable
 from safepoint.foundation.environment import Place
-from safepoint.foundation.field_types import MOST_COUNT, NUMBER
+from safepoint.foundation.field_types import NUMBER
+from safepoint.training.integrations.lightning.loop_counts import check_counts, contradiction_of, reached
+from safepoint.training.plain.data.position import Position
 from safepoint.training.plain.state.parts import Parts
 
 STATE = "lightning.ckpt"
@@ -28,10 +31,6 @@ STATE = "lightning.ckpt"
 _MODEL = "model.ckpt"
 _COPIED = {"state_dict", "optimizer_states"}
 """The parts of a checkpoint that may stay mapped until they are copied; see `restore_states`."""
-_COUNTS = {"total", "current", "_batches_that_stepped"}
-"""The entries in the state of a loop that are counts, or contain counts."""
-_EVENTS = {"ready", "started", "processed", "completed"}
-"""The counts that a loop can have of an event."""
 _SCORES = ("best_model_score", "current_score", "kth_value")
 _log = logging.getLogger("safepoint")
 
@@ -76,6 +75,51 @@ class LightningParts(Parts):
     def load(self, folder: Path) -> None:
         """Do nothing: Lightning has already loaded the state, through `restore`."""
 
+    def contradiction_in(self, folder: Path, manifest: Manifest, position: Position) -> str:
+        """See `Parts`: the counts of Lightning's loops, by which Lightning ends a training."""
+        path = folder / STATE
+        if not path.is_file():
+            return ""
+        try:
+            found = restricted_load(path, map_location="cpu", mmap=True)
+        except (OSError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001  `restore` reports that the file is invalid, or loads objects in it
+            return ""
+        loops: Any = found.get("loops") if isinstance(found, dict) else None
+        return self._contradiction_in(loops.get("fit_loop") if isinstance(loops, dict) else None, manifest, position)
+
+    def check_restored(self, folder: Path, manifest: Manifest, position: Position) -> None:
+        """Check the counts that Lightning's loops have after `restore_states`.
+
+        Lightning has converted states of older releases, so the loops may have other counts than the file.
+
+        Raises:
+            CheckpointError: the counts contradict the manifest.
+        """
+        fault = self._contradiction_in(self._trainer.fit_loop.state_dict(), manifest, position)
+        if fault:
+            raise refusal(folder / STATE, fault)
+
+    def _contradiction_in(self, fit_loop: Any, manifest: Manifest, position: Position) -> str:
+        trainer = self._trainer
+        numbers = [trainer.accumulate_grad_batches]
+        for callback in trainer.callbacks:
+            if isinstance(callback, GradientAccumulationScheduler):
+                numbers += callback.scheduling.values()
+        try:
+            check_counts(fit_loop)
+            fault = contradiction_of(
+                reached(fit_loop),
+                manifest,
+                position,
+                is_automatic=bool(trainer.lightning_module.automatic_optimization),
+                accumulation=max(1, min(numbers)),
+            )
+        except ValueError as error:
+            fault = str(error)
+        return f"{STATE} is invalid: {fault}" if fault else ""
+
     def restore(self, folder: Path, weights_only: bool | None, restore: Callable[[Path, bool | None], None]) -> None:
         """Restore modules and callbacks from a checkpoint. Lightning restores the rest later, in `restore_states`.
 
@@ -98,7 +142,7 @@ class LightningParts(Parts):
         self._is_mapped = not self._has_hook()
         with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
-            _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
+            check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
 
     def restore_states(self, folder: Path, restore: Callable[[], None]) -> None:
         """Restore loops, optimizers and schedulers.
@@ -219,26 +263,6 @@ def _check_scores(state: dict[str, Any]) -> None:
     for score in scores:
         if score is not None and not (isinstance(score, torch.Tensor) and score.numel() == 1):
             raise ValueError("a score of ModelCheckpoint is not a tensor with one number")
-
-
-def _check_counts(state: Any, *, are_counts: bool = False) -> None:
-    """Check the counts in the state of Lightning's loops. Lightning does not check them, and manifests contain them.
-
-    Args:
-        state: the state of the loops, or a part of this state.
-        are_counts: whether all values in `state` are counts.
-
-    Raises:
-        ValueError: a count is not a whole number, or is too large.
-    """
-    if isinstance(state, dict):
-        for name, value in cast("dict[Any, Any]", state).items():
-            # Lightning makes an attribute of each entry. An entry with another name could hide a method.
-            if are_counts and name not in _EVENTS:
-                raise ValueError(f"a loop has no count {name!r:.80}")
-            _check_counts(value, are_counts=are_counts or name in _COUNTS)
-    elif are_counts and (type(state) is not int or not 0 <= state <= MOST_COUNT):
-        raise ValueError(f"a count of a loop is {state!r:.80}")
 
 
 def _other_path(state: Any, callback: ModelCheckpoint) -> object:
