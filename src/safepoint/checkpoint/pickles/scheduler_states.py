@@ -49,12 +49,21 @@ def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager
     original = scheduler.load_state_dict
 
     def load_state_dict(state_dict: Any) -> None:
-        fault = _fault(scheduler, state_dict)
-        if fault:
-            raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote the checkpoint")
-        original(_with_floats(scheduler, state_dict))
+        original(checked_state(where, scheduler, state_dict))
 
     return temporarily(scheduler, load_state_dict=load_state_dict)
+
+
+def checked_state(where: object, scheduler: Any, state: Any) -> Any:
+    """Check the state that a scheduler of torch is about to load, and return what it has to load.
+
+    Raises:
+        CheckpointError: see `checked_schedulers`.
+    """
+    fault = _fault(scheduler, state)
+    if fault:
+        raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote the checkpoint")
+    return _with_floats(scheduler, state)
 
 
 def _fault(scheduler: Any, state: Any) -> str:

@@ -1,7 +1,7 @@
 """Checks the counts of Lightning's loops: their types, and whether they contradict the manifest.
 
-Lightning ends a training by these counts. If a checkpoint states a later step or epoch than its manifest, the training
-would end at once or early, with exit code 0, as if it were complete.
+Lightning ends a training by these counts. If a checkpoint states a later step or epoch than its manifest, the
+training would end at once or early, with exit code 0, as if it were complete.
 """
 
 from collections.abc import Mapping
@@ -132,8 +132,8 @@ def contradiction_of(
 def _most_steps(manifest: Manifest, position: Position, accumulation: int) -> int:
     """The most optimizer steps that the Trainer of a checkpoint can have done.
 
-    Usually this is the step of the manifest. But a run may have started from a checkpoint of Lightning: then Lightning
-    counts the steps before, too. All these steps took batches, and the manifest counts the samples of all epochs.
+    Usually this is the step of the manifest. But a run may have started from a checkpoint of Lightning. Then it
+    also counts the steps before. All these steps took batches, and the manifest counts the samples of all epochs.
     """
     in_batch = max(1, manifest.global_batch // manifest.gradient_accumulation)
     in_epoch = (manifest.samples_seen // in_batch - position.batches) // max(1, position.epoch)
@@ -145,5 +145,5 @@ def _part(state: Any, *names: str) -> dict[str, Any]:
     for name in names:
         state = cast("dict[str, Any]", state).get(name) if isinstance(state, dict) else None
     if not isinstance(state, dict):
-        raise ValueError(f"its loops have no counts {'.'.join(names)!r}")
+        raise ValueError(f"its loops have no counts {'.'.join(names)!r}")  # noqa: TRY004  the caller expects it
     return cast("dict[str, Any]", state)

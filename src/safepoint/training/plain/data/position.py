@@ -168,7 +168,7 @@ def excess_of(positions: Iterable[Position], manifest: Manifest) -> str:
     """
     in_batch = max(1, manifest.global_batch // manifest.gradient_accumulation)
     by_steps = max(1, manifest.step) * manifest.gradient_accumulation
-    # Steps may have had other numbers of batches than the last step. Then the samples say how many batches there were.
+    # If steps had other numbers of batches than the last step, the samples say how many batches there were.
     by_samples = min(manifest.samples_seen // in_batch, by_steps * _MOST_IN_STEP)
     most = 2 * max(by_steps, by_samples) + _MOST_AHEAD
     batches = max((one.batches for one in positions), default=0)
