@@ -293,7 +293,6 @@ def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
     """Return the metrics of a checkpoint. Later saves read them, so each must be a tensor with one real number.
 
     Raises:
-        TypeError: the name of a metric is not a string.
         ValueError: a metric is not such a tensor, or there are too many metrics.
     """
     metrics: dict[Any, Any] = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {None: saved}
@@ -301,7 +300,7 @@ def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
         raise ValueError(f"there are {len(metrics)} metrics, and {_MOST_METRICS} is the limit")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise TypeError(f"the metric {name!r:.80} has no name")
+            raise ValueError(f"the metric {name!r:.80} has no name")  # noqa: TRY004  one kind of error for all metrics
         SCORE.check(f"the metric {name!r:.80}", value)
     return metrics
 

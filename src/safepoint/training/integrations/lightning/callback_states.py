@@ -142,7 +142,7 @@ def check_state(callback: Any, state: Any, *, steps: int, epochs: int) -> dict[s
                 raise ValueError(f"{field!r} of {name} is {number}, and the Trainer can have reached {most}")
     if cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
         _check_alike(callback, saved)
-    return _with_worst(callback, saved) if isinstance(callback, ModelCheckpoint) else saved
+    return saved
 
 
 def check_averages(checkpoint: Any, *, steps: int, epochs: int) -> None:
@@ -201,10 +201,13 @@ def with_own_paths(callback: ModelCheckpoint, state: dict[str, Any]) -> dict[str
 
     ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads one of
     these files, and by default does not restrict what its pickle may call.
+
+    Raises:
+        ValueError: the worst of the best models is not one of them.
     """
     other = _other_path(state, callback)
     if other is None:
-        return state
+        return _with_worst(callback, state)
     _log.warning(
         "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
         "best models are chosen among new models",

@@ -224,10 +224,12 @@ class LightningParts(Parts):
         """The optimizer steps and epochs in the checkpoint that Lightning is loading."""
         loaded: Any = self._trainer._checkpoint_connector._loaded_checkpoint
         loops: Any = loaded.get("loops") if isinstance(loaded, dict) else None
-        if loops is None:
+        try:
+            check_counts(loops)
+            found = reached(loops.get("fit_loop") if isinstance(loops, dict) else None)
+        except ValueError:
+            # `check_restored` checks the counts that a training has. Here, they are only limits.
             return {"steps": MOST_COUNT, "epochs": MOST_COUNT}
-        check_counts(loops)
-        found = reached(loops.get("fit_loop"))
         return {"steps": found.most_steps, "epochs": found.epochs}
 
     def _check_numbers(self) -> None:
