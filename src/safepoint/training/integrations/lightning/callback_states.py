@@ -97,7 +97,7 @@ _KINDS: dict[type[Any], dict[str, Kind]] = {
 }
 _SETTINGS = {EarlyStopping: ("patience",)}
 """The settings that the script decides."""
-_BY_STEPS, _BY_EPOCHS = ("latest_update_step", "wait_count"), ("n_averaged", "latest_update_epoch", "stopped_epoch")
+_BY_STEPS, _BY_EPOCHS = ("latest_update_step",), ("n_averaged", "latest_update_epoch", "stopped_epoch")
 """The counts that cannot exceed the steps, or the epochs, that the Trainer has done."""
 
 
