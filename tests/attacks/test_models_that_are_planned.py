@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from safepoint.errors import UsageError
 from safepoint.planning.inputs import read_arguments
-from safepoint.planning.model import read_model
+from safepoint.planning.model import of_config, read_model
 from safepoint.planning.pictures import Bar, bars
 
 pytestmark = pytest.mark.timeout(60)
@@ -156,3 +157,15 @@ def test_a_name_adds_nothing_to_a_picture() -> None:
     assert "<script" not in text
     assert "\x1b" not in text
     assert "&lt;script&gt;" in text
+
+
+def test_a_list_that_is_checked_for_each_layer() -> None:
+    """A list of a configuration is read once, so that the time of a plan is no product of lengths."""
+    values = {
+        "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "num_experts": 1, "moe_intermediate_size": 32, "decoder_sparse_step": 1,
+        "head_dim": 16, "model_type": "qwen3_moe",
+    }  # fmt: skip
+    began = time.process_time()
+    of_config({**values, "num_hidden_layers": 3000, "mlp_only_layers": [10**6] * 100_000}, name="n", where="w")
+    assert time.process_time() - began < 10

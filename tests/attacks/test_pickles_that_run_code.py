@@ -320,7 +320,7 @@ def test_a_resume_calls_nothing(
     with no_orphans(job):
         code = job.wait(200)
     assert not called.exists(), job.text
-    assert code == (ExitCode.USAGE if attack == "Lightning" else ExitCode.NOTHING_VALID), job.text
+    assert code == ExitCode.NOTHING_VALID, job.text
     assert "was not loaded" in job.text
     assert committed_steps(output) == [_STEP]
 

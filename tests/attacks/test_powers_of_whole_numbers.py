@@ -53,7 +53,7 @@ def test_a_base_of_a_scheduler(kind: str, tmp_path: Path) -> None:
 def test_a_step_ends(tmp_path: Path) -> None:
     optimizer = _optimizer()
     scheduler = lr_scheduler.MultiStepLR(optimizer, [1])
-    state = {**scheduler.state_dict(), "gamma": 10**50, "milestones": Counter({1: _COUNT})}
+    state = {**scheduler.state_dict(), "gamma": 10**50, "milestones": Counter({1: 1000})}
     torch.save(state, tmp_path / "scheduler.pt")
     with checked_schedulers("scheduler.pt", scheduler):
         scheduler.load_state_dict(load_data(tmp_path / "scheduler.pt"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import uvicorn
 
-from safepoint.dashboard.access.connections import BoundedListener, protocol_of
+from safepoint.dashboard.access.connections import ACCEPTED_AT_ONCE, BoundedListener, protocol_of
 from safepoint.dashboard.access.guard import ENTER
 from safepoint.dashboard.access.sessions import Role, Sessions, load_key
 from safepoint.dashboard.application import make_application
@@ -19,9 +19,6 @@ from safepoint.jobs.local.paths import state_folder
 
 _END_WITHIN_S = 2
 _MOST_CONNECTIONS = 256
-_MOST_HEADER_BYTES = 1 << 20
-"""A browser keeps up to 180 cookies of 4 KiB for an address, and sends them to all ports. If this limit were lower,
-another program at this address could set so many cookies that the server refuses the browser's requests."""
 
 
 def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Callable[[str], None]) -> None:
@@ -66,7 +63,7 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
         ws="none",
         lifespan="on",
         limit_concurrency=_MOST_CONNECTIONS,
-        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        backlog=ACCEPTED_AT_ONCE,
         timeout_graceful_shutdown=_END_WITHIN_S,
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
@@ -81,7 +78,7 @@ def _listen(settings: DashboardSettings) -> BoundedListener:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
-        listener.listen(128)
+        listener.listen()
     except OSError as error:
         listener.close()
         raise ConflictError(

@@ -21,6 +21,8 @@ _TAIL_BYTES = 256 << 10
 _NUM_SAVES = 5
 _MOST_S = 7 * 86_400.0
 """A longer duration is ignored as invalid."""
+_MOST_BYTES = 1 << 60
+"""A larger checkpoint is ignored as invalid."""
 _FIXED_S = 1.0
 """The time that a save takes besides the write: for the vote, and for the processes to end."""
 
@@ -48,10 +50,11 @@ def look_at_history(folder: Path) -> History:
     except OSError:
         newest = None
     progress = read_progress(output.progress)
+    step_s = None if progress is None or progress.step_s is None else progress.step_s + progress.pause_s
     return History(
-        state_bytes=None if newest is None else newest.size_bytes,
+        state_bytes=None if newest is None or newest.size_bytes > _MOST_BYTES else newest.size_bytes,
         save_s=max(_durations_of_saves(output.events)[-_NUM_SAVES:], default=None),
-        step_s=None if progress is None or progress.step_s is None else progress.step_s + progress.pause_s,
+        step_s=step_s if step_s is not None and 0 <= step_s <= _MOST_S else None,
     )
 
 

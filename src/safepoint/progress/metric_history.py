@@ -30,6 +30,11 @@ _MAX_BYTES = 64 << 20
 _MOST_READ = 2 * MOST_POINTS
 """The limit of lines that are parsed, counted from the end of the file: another program may have written more points
 than a run writes."""
+_MOST_VALUES = 4096
+"""The limit of JSON values in a line. A line with more is left out."""
+_MOST_VALUES_READ = 1 << 20
+"""The limit of the metrics of all points together, counted from the end of the file. A hostile file would otherwise
+take many times its size in memory."""
 _PACE = ("steps_per_s", "samples_per_s")
 
 
@@ -145,7 +150,7 @@ class MetricReader:
             self._offset = max(self._offset, status.st_size - _MAX_BYTES)
             file.seek(self._offset)
             added, self._offset = _lines(file, status.st_size)
-            self._points = [*self._points, *added][-_MOST_READ:]
+            self._points = _newest([*self._points, *added][-_MOST_READ:])
             return self._points
         return []
 
@@ -175,10 +180,23 @@ def _lines(file: BinaryIO, end: int) -> tuple[list[MetricPoint], int]:
         offset += len(line)
         newest.append(line)
     found: list[MetricPoint] = []
-    for line in newest:
+    names: dict[str, str] = {}
+    num_values = 0
+    while newest and num_values <= _MOST_VALUES_READ:
         with contextlib.suppress(ValueError):
-            found.append(_parse(line))
-    return found, offset
+            found.append(_parse(newest.pop(), names))
+            num_values += len(found[-1].values)
+    return _newest(found[::-1]), offset
+
+
+def _newest(points: list[MetricPoint]) -> list[MetricPoint]:
+    """The last of the points, which together have at most `_MOST_VALUES_READ` metrics."""
+    num_values = 0
+    for index in range(len(points) - 1, -1, -1):
+        num_values += len(points[index].values)
+        if num_values > _MOST_VALUES_READ:
+            return points[index + 1 :]
+    return points
 
 
 def current_points(points: Sequence[MetricPoint]) -> list[MetricPoint]:
@@ -199,13 +217,19 @@ def current_points(points: Sequence[MetricPoint]) -> list[MetricPoint]:
     return kept
 
 
-def _parse(line: bytes) -> MetricPoint:
-    record = parse_object(line, max_bytes=_MAX_LINE_BYTES)
+def _parse(line: bytes, names: dict[str, str]) -> MetricPoint:
+    """The point in a line.
+
+    Args:
+        line: a line of the file.
+        names: the names of metrics so far, so that each name takes memory once.
+    """
+    record = parse_object(line, max_bytes=_MAX_LINE_BYTES, max_values=_MOST_VALUES)
     time, attempt, step, values = (record.get(key) for key in ("time", "attempt", "step", "values"))
     if not isinstance(time, str) or type(attempt) is not int or type(step) is not int or not isinstance(values, dict):
         raise ValueError("it is not a point")
     numbers = {
-        name: float(value)
+        names.setdefault(name, name): float(value)
         for name, value in cast("dict[str, Any]", values).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }

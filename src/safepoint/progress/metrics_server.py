@@ -7,13 +7,15 @@ previous values. No request changes anything.
 
 import contextlib
 import errno
+import http.client
 import http.server
+import io
 import os
 import socket
 import socketserver
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from safepoint.foundation import clock
 from safepoint.progress import prometheus_text
@@ -22,6 +24,9 @@ from safepoint.progress.trainer_status import ReadStatus, TrainerStatus
 _JSON, _TEXTS = "application/json", ("text/plain", "application/openmetrics-text")
 _REQUEST_S = 5.0
 """The time limit of a whole request, even if the request arrives slowly."""
+_MOST_REQUEST_BYTES = 32 << 10
+"""The limit for the request line and all headers of a request. Without it, `http.server` would read 100 lines of
+64 KiB. Prometheus sends less than 1 KiB, and a token or what a mesh of services adds is a few KiB long."""
 _MAX_CONNECTIONS = 32
 _PAUSE_S = 0.1
 _EVERYWHERE = {"", "0.0.0.0", "::", "*"}
@@ -122,6 +127,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server_version = "safepoint"
     sys_version = ""
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _RequestReader(cast("Any", self.rfile).detach())
+
     def do_GET(self) -> None:
         known = self.read_status()
         path = self.path.partition("?")[0].rstrip("/")
@@ -148,6 +157,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name is the base class's
         """Write no log of requests."""
+
+
+class _RequestReader(io.BufferedReader):
+    """Reads the lines of one request, with a limit for all of them together."""
+
+    _left_bytes = _MOST_REQUEST_BYTES
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(self._left_bytes + 1)
+        self._left_bytes -= len(line)
+        if self._left_bytes < 0:
+            raise http.client.LineTooLong("request")  # in a header, `http.server` answers with status 431
+        return line
 
 
 def _interrupt(connection: socket.socket) -> None:

@@ -27,7 +27,7 @@ OUTPUT_FOLDER = "output folder"
 """The `place` of a folder that is the output location. If checkpoints are uploaded from a folder, its `place`
 differs."""
 _MAX_BYTES = 1 << 20
-_MOST = (1 << 63) - 1
+MOST_WHOLE = (1 << 63) - 1
 _Kind = TypeVar("_Kind")
 
 
@@ -305,7 +305,7 @@ def _moment(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_WHOLE:
         raise ValueError(f"{value!r} is not a count")
     return value
 

@@ -16,7 +16,7 @@ from safepoint.estimates.pace import Pace
 from safepoint.foundation import clock
 from safepoint.progress.file_writer import ProgressFile
 from safepoint.progress.metric_history import METRICS_NAME, MetricHistory
-from safepoint.progress.record import Progress, SaveStatistics, State, read_progress, read_space
+from safepoint.progress.record import MOST_WHOLE, Progress, SaveStatistics, State, read_progress, read_space
 
 _LOOK_EVERY_S = 0.5
 _USUAL_BYTES_PER_S = 200e6
@@ -112,7 +112,7 @@ class ProgressTracker:
                 self._known |= {"max_steps": before.max_steps, "num_epochs": before.num_epochs, "epoch": before.epoch}
                 if before.repeated_steps is not None:
                     lost = max(0, before.step - self._known["step"])
-                    self._known["repeated_steps"] = before.repeated_steps + lost
+                    self._known["repeated_steps"] = min(before.repeated_steps + lost, MOST_WHOLE)
         if self._is_first:
             if self._file is not None:
                 self._file.close()

@@ -21,10 +21,11 @@ import torch
 from safepoint._version import __version__
 from safepoint.checkpoint.format.catalog import checkpoint_name, newest_valid
 from safepoint.checkpoint.format.manifest import Manifest, ManifestFacts, Trigger
+from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
-from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
@@ -50,6 +51,8 @@ from safepoint.snapshot.protocol.messages import CheckpointFacts, Goodbye, Keepe
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _CLAIM_WAIT_S, _KEEPER_START_S = 30.0, 20.0
 _FILE_SLACK_BYTES = 1 << 20
+_SPARE = 1 << 15
+"""A script may call `save` with a number of epochs. A scheduler may have counted the batches of these epochs."""
 _TORN = "parameters were changed outside optimizer.step while they were copied"
 
 
@@ -429,6 +432,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             # (`checked_modules`). Other objects keep the loaded tensors. If these were in a mapped file, another
             # person could change them by a write to the file, or end this process by truncating the file.
             content = restricted_load(path, map_location="cpu", mmap=isinstance(value, torch.nn.Module))
+        except IsADirectoryError as error:
+            raise refusal(path, "it is damaged: it is a folder and not a file") from error
         except (OSError, MemoryError):
             raise
         except Exception as error:  # hostile content may raise anything
@@ -443,7 +448,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             with (
                 states_of(path),
                 checked_optimizers(path, *optimizers),
-                checked_schedulers(path, value),
+                checked_schedulers(path, value, most_steps=most_scheduler_steps(folder, spare=_SPARE)),
                 checked_scalers(path),
                 checked_modules(path),
             ):

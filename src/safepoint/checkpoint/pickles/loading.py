@@ -8,14 +8,16 @@ from pathlib import Path
 
 import torch
 
-from safepoint.errors import CheckpointError, SafepointError, printable
+from safepoint.errors import CheckpointError, ConflictError, SafepointError, printable
 
 _ANOTHER_CAUSE = re.compile(
-    r"loading state_dict|out of memory|CUDA error|gloo|NCCL|ProcessGroup|connect|timed? ?out|peer|socket",
+    r"out of memory|CUDA error|gloo|NCCL|ProcessGroup|connect|timed? ?out|peer|socket",
     re.IGNORECASE,
 )
-"""Words in those errors of torch whose cause is not the checkpoint, but a model that differs, a device or the
-network."""
+"""Words in those errors of torch whose cause is not the checkpoint, but a device or the network."""
+_OF_MODULE = "loading state_dict"
+_DIFFERENCES = re.compile(r"\s*(size mismatch for|Missing key\(s\)|Unexpected key\(s\))")
+"""How the lines of torch's error begin if the names or the shapes of a module's state differ from the script's."""
 _MOST_CHARACTERS = 300
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
 
@@ -37,21 +39,33 @@ def states_of(where: object) -> Generator[None]:
     """While the block runs, turn the errors of invalid states into CheckpointErrors.
 
     A checkpoint that someone else has written may have values of any type in its states. Frameworks do not expect
-    such values. Errors with other causes pass unchanged: errors of files, memory, devices, networks and different
-    models.
+    such values. A folder in the place of a file is invalid, too. Errors with other causes pass unchanged: errors of
+    files, memory, devices and networks.
 
     Args:
         where: the file or the checkpoint that is loaded, for the message.
 
     Raises:
         CheckpointError: the block raised an error that invalid states cause.
+        ConflictError: the names or shapes of a module's state differ from the script's.
     """
     try:
         yield
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise refusal(where, f"it is damaged: a file and a folder are mistaken for each other ({error})") from error
     except (SafepointError, OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # hostile content may raise anything
-        if isinstance(error, RuntimeError) and _ANOTHER_CAUSE.search(str(error)):
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        entries = text.splitlines()[1:]  # line 1 names the module
+        if _OF_MODULE in text and entries and all(_DIFFERENCES.match(line) for line in entries if line.strip()):
+            raise ConflictError(
+                f"a model of {where} differs from this script's: {printable(entries[0].strip())[:_MOST_CHARACTERS]}; "
+                "training was not started",
+                hint="create the model as in the run that wrote the checkpoint, or start from the beginning with "
+                "--from-scratch",
+            ) from error
+        if isinstance(error, RuntimeError) and _OF_MODULE not in text and _ANOTHER_CAUSE.search(text):
             raise
         raise CheckpointError(
             f"{where} could not be loaded: {_summary(error)}",

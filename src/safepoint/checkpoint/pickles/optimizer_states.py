@@ -5,25 +5,29 @@ large as the memory of the parameter. If a tensor is smaller or expanded, a step
 the process. So while `checked_optimizers` runs, a loaded state is compared with the parameters, and with the state
 that the optimizer itself creates.
 
-The settings that say how a step is computed (`fused`, `foreach`, …) are not loaded: the script's settings stay.
+The script's settings stay, such as `eps`, `max_iter` and `fused`. Only the settings that a scheduler or a script
+changes while it trains are loaded (`_CHANGING`). A class that is not torch's may keep a part of its state among the
+settings. For such an optimizer, only the settings that say how a step is computed stay (`_OWN`).
 """
 
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
 from safepoint.checkpoint.pickles.loading import refusal
-from safepoint.checkpoint.pickles.optimizer_steps import copied, fault_of_step, step_of_copy
+from safepoint.checkpoint.pickles.optimizer_steps import copied, fault_of_lbfgs, fault_of_step, step_of_copy
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError, SafepointError, printable
 from safepoint.foundation.field_types import NUMBER
 
 _OWN = ("fused", "foreach", "capturable", "differentiable", "maximize")
-"""The settings that a checkpoint does not change."""
+"""The settings that a checkpoint does not change, whatever the class of the optimizer is."""
+_CHANGING = {"lr", "betas", "momentum", "weight_decay"}
+"""The settings of torch's optimizers that may change in a training."""
 _SCALARS = {"step", "mu_product", "mu", "eta", "RMS"}
 """The tensors of one element in the states of torch's optimizers."""
 _ELEMENTWISE = {
@@ -64,7 +68,7 @@ def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Gen
         earlier = _Before(self)
         with earlier.restored_on_error():
             try:
-                original(self, earlier.with_own_settings(state_dict))
+                original(self, earlier.with_own_settings(state_dict, where))
                 earlier.check(where)
             except (SafepointError, MemoryError, torch.OutOfMemoryError):
                 raise
@@ -107,6 +111,9 @@ class _Before:
         self._optimizer: Any = optimizer
         self._state = {key: copied(one) for key, one in self._optimizer.state.items()}
         self._groups: list[dict[str, Any]] = self._optimizer.param_groups
+        is_known = cast("Any", type(optimizer)).__module__.startswith("torch.optim")
+        self._own = {*_OWN, *(self._optimizer.defaults.keys() - _CHANGING if is_known else ())}
+        """The names of the settings that stay."""
         self._settings = [{name: one for name, one in group.items() if name != "params"} for group in self._groups]
 
     @contextlib.contextmanager
@@ -121,9 +128,13 @@ class _Before:
                 group.update(own)
             raise
 
-    def with_own_settings(self, state: Any) -> Any:
-        """A loaded state, in which this optimizer's values replace the settings `_OWN`. An invalid state is returned
-        unchanged."""
+    def with_own_settings(self, state: Any, where: object) -> Any:
+        """A loaded state, in which this optimizer's values replace the settings that stay. An invalid state is
+        returned unchanged.
+
+        Raises:
+            CheckpointError: a setting has a value of another kind.
+        """
         if not isinstance(state, Mapping):
             return state
         saved = cast("Mapping[str, Any]", state)
@@ -133,7 +144,9 @@ class _Before:
         pairs = list(zip(cast("list[Any]", groups), self._settings, strict=True))
         if not all(isinstance(group, Mapping) for group, _ in pairs):
             return saved
-        return {**saved, "param_groups": [_with_own(group, own) for group, own in pairs]}
+        for group, own in pairs:
+            _check_settings(group, own, where)
+        return {**saved, "param_groups": [_with_own(group, own, self._own) for group, own in pairs]}
 
     def check_groups(self, where: object) -> None:
         """Check groups that have replaced those of the optimizer. Groups may have been added.
@@ -149,7 +162,7 @@ class _Before:
         if len(groups) < len(self._groups) or len(set(parameters)) < len(parameters) or earlier - set(parameters):
             raise _refusal(where, "its groups of parameters leave out or repeat a parameter of the optimizer")
         added = {**self._optimizer.defaults, **self._settings[0]}
-        self._check_settings(where, self._settings + [added] * (len(groups) - len(self._settings)))
+        self._keep_settings(where, self._settings + [added] * (len(groups) - len(self._settings)))
 
     def check(self, where: object) -> None:
         """Check the state and the settings that the optimizer has loaded.
@@ -157,20 +170,19 @@ class _Before:
         Raises:
             CheckpointError: the state or a setting does not fit.
         """
-        self._check_settings(where, self._settings)
+        self._keep_settings(where, self._settings)
         _States(self._optimizer, where).check()
         fault = fault_of_step(self._optimizer, self._settings)
         if fault:
             raise _refusal(where, fault)
 
-    def _check_settings(self, where: object, settings: list[dict[str, Any]]) -> None:
+    def _keep_settings(self, where: object, settings: list[dict[str, Any]]) -> None:
         for group, own in zip(self._optimizer.param_groups, settings, strict=True):
+            _check_settings(group, own, where)
             for name, setting in own.items():
-                if name in group and not _fits(group[name], setting):
-                    raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
                 if name in group:
                     group[name] = as_float(group[name], setting)
-            changed = _with_own(group, own)
+            changed = _with_own(group, own, self._own)
             for name in group.keys() - changed.keys():
                 del group[name]
             group.update(changed)
@@ -193,8 +205,10 @@ class _States:
 
     def check(self) -> None:
         """Raise CheckpointError if a tensor does not fit its parameter."""
-        # LBFGS has vectors of all parameters, and no kernels of its own.
         if isinstance(self._optimizer, torch.optim.LBFGS):
+            fault = fault_of_lbfgs(self._optimizer)
+            if fault:
+                raise _refusal(self._where, fault)
             return
         number = 0
         for group_index, group in enumerate(self._optimizer.param_groups):
@@ -248,11 +262,17 @@ class _States:
         return self._created[key]
 
 
-def _with_own(group: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """A group of a loaded state, in which the optimizer's values replace the settings `_OWN`. The order of the
+def _check_settings(group: Mapping[str, Any], own: Mapping[str, Any], where: object) -> None:
+    for name, setting in own.items():
+        if name in group and not _fits(group[name], setting):
+            raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
+
+
+def _with_own(group: Mapping[str, Any], own: Mapping[str, Any], stay: Collection[str]) -> dict[str, Any]:
+    """A group of a loaded state, in which the optimizer's values replace the settings that stay. The order of the
     settings stays, so that files have the same bytes."""
-    kept = {name: one for name, one in group.items() if name not in _OWN or name in own}
-    return {**kept, **{name: own[name] for name in _OWN if name in own}}
+    kept = {name: one for name, one in group.items() if name not in stay or name in own}
+    return {**kept, **{name: one for name, one in own.items() if name in stay}}
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

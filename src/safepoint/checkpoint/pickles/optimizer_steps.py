@@ -14,6 +14,7 @@ import torch
 
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import printable
+from safepoint.foundation.field_types import MOST_COUNT
 
 _MOST_ELEMENTS = 1 << 20
 """A larger parameter is not copied for a test: it could fill the memory of the device."""
@@ -35,6 +36,8 @@ def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, A
     known: Any = optimizer
     if not cast("Any", type(optimizer)).__module__.startswith("torch.optim"):
         return ""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return _fault_of_lbfgs_step(known, own[0])
     for number, (group, before) in enumerate(zip(known.param_groups, own, strict=True)):
         samples: dict[Any, tuple[int, _Sample]] = {}
         for index, parameter in enumerate(group["params"]):
@@ -54,6 +57,86 @@ def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, A
                 raise
             except Exception as error:  # noqa: BLE001  hostile content may raise anything
                 return printable(f"its optimizer cannot continue with its state ({type(error).__name__}: {error})")
+    return ""
+
+
+def fault_of_lbfgs(optimizer: Any) -> str:
+    """What is wrong with the state that a LBFGS has loaded; empty if it fits.
+
+    LBFGS has one state, which belongs to its first parameter: numbers, vectors of all parameters, and lists of both.
+    The list `al` is scratch memory: it gets the length that the script's `history_size` requires.
+    """
+    group: Any = optimizer.param_groups[0]
+    state: Any = optimizer.state.get(group["params"][0], {})
+    if not isinstance(state, Mapping):
+        return "the state of its LBFGS is not a dictionary"
+    found = cast("dict[Any, Any]", state)
+    length = sum((2 if one.is_complex() else 1) * one.numel() for one in group["params"])
+    lists: dict[str, Any] = {name: found[name] for name in _LISTS if found.get(name) is not None}
+    wrong = {name for name, one in lists.items() if type(one) is not list or _len(one) > group["history_size"]}
+    wrong |= set(lists) if len({_len(one) for one in lists.values()}) > 1 else set()
+    vectors = {**{name: [found.get(name)] for name in _VECTORS}, **{name: lists.get(name, []) for name in _LISTS[:2]}}
+    wrong |= {
+        name for name, one in vectors.items() if name not in wrong and not all(_is_vector(v, length) for v in one)
+    }
+    numbers = {**{name: [found.get(name)] for name in _NUMBERS}, "ro": lists.get("ro", [])}
+    wrong |= {name for name, one in numbers.items() if name not in wrong and not all(map(_is_number, one))}
+    wrong |= {
+        name for name in _OF_STEPS if type(found.get(name, 0)) is not int or abs(found.get(name, 0)) > MOST_COUNT
+    }
+    if wrong:
+        return f"{min(wrong)!r} in the state of its LBFGS does not fit the parameters and settings of the script"
+    scratch: Any = found.get("al")
+    if scratch is not None and (
+        type(scratch) is not list or len(cast("list[Any]", scratch)) != group["history_size"]
+    ):
+        found["al"] = [None] * group["history_size"]
+    return ""
+
+
+_LISTS = ("old_dirs", "old_stps", "ro")
+_VECTORS = ("d", "prev_flat_grad")
+_NUMBERS = ("t", "H_diag", "prev_loss")
+_OF_STEPS = ("func_evals", "n_iter")
+
+
+def _len(value: Any) -> int:
+    return len(cast("list[Any]", value)) if isinstance(value, list) else 0
+
+
+def _is_vector(value: Any, length: int) -> bool:
+    is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
+    return value is None or (is_plain and value.shape == (length,) and value.is_floating_point())
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and value.is_floating_point() and not value.is_meta
+    return value is None or type(value) in {int, float}
+
+
+def _fault_of_lbfgs_step(optimizer: Any, own: Mapping[str, Any]) -> str:
+    """Like `fault_of_step`: makes one iteration with one element of each vector."""
+    first: torch.Tensor = optimizer.param_groups[0]["params"][0]
+    state: Any = optimizer.state.get(first)
+    if not state:
+        return ""
+    sample = torch.zeros(1, dtype=first.dtype.to_real(), device=first.device)
+    short = {name: [one[:1].clone() for one in state[name]] for name in _LISTS[:2] if state.get(name) is not None}
+    short |= {name: state[name][:1].clone() for name in _VECTORS if state.get(name) is not None}
+    lists: dict[str, Any] = {name: list(state[name]) for name in ("ro", "al") if state.get(name) is not None}
+    once = {"max_iter": 1, "max_eval": 3}
+    try:
+        step_of_copy(optimizer, sample, {**own, **once}, (0, 0), gradient=1.0)
+    except Exception:  # noqa: BLE001  the script's own settings allow no step
+        return ""
+    try:
+        settings = {**optimizer.param_groups[0], **once}
+        step_of_copy(optimizer, sample, settings, (0, 0), state=_cloned({**state, **short, **lists}), gradient=1.0)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  hostile content may raise anything
+        return printable(f"its optimizer cannot continue with its state ({type(error).__name__}: {error})")
     return ""
 
 
@@ -111,8 +194,9 @@ def step_of_copy(
     place: tuple[int, int],
     *,
     state: Mapping[Any, Any] | None = None,
+    gradient: float = 0.0,
 ) -> dict[str, Any]:
-    """Make one step with a copy of an optimizer and a copy of one parameter, whose gradient is zero.
+    """Make one step with a copy of an optimizer and a copy of one parameter.
 
     Args:
         optimizer: the optimizer.
@@ -120,6 +204,7 @@ def step_of_copy(
         settings: the settings of the parameter's group.
         place: the number of the group, and the number of the parameter in it.
         state: the state of the parameter before the step, which the step changes; None for a first step.
+        gradient: each element of the gradient.
 
     Returns:
         The state of the parameter after the step.
@@ -133,11 +218,13 @@ def step_of_copy(
     copy.__dict__.update(own)
     with torch.no_grad():
         fresh = torch.nn.Parameter(torch.zeros_like(parameter))
-        fresh.grad = torch.zeros_like(parameter)
+        fresh.grad = torch.full_like(parameter, gradient)
     group = {**settings, "params": [fresh]}
     copy.state, copy.param_groups = defaultdict[Any, Any](dict), [group]
     if state is not None:
         copy.state[fresh] = state
+    if isinstance(optimizer, torch.optim.LBFGS):
+        copy._params, copy._numel_cache = [fresh], None
     copy._optimizer_step_pre_hooks, copy._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     random: Any = torch.random
@@ -150,7 +237,7 @@ def step_of_copy(
             library: Any = sys.modules[torch.optim.Optimizer.__module__]
             none = OrderedDict[Any, Any]()
             with temporarily(library, _global_optimizer_pre_hooks=none, _global_optimizer_post_hooks=none):
-                copy.step()
+                copy.step(*([lambda: torch.ones(())] if isinstance(optimizer, torch.optim.LBFGS) else []))
     return dict(copy.state[fresh])
 
 

@@ -1,12 +1,15 @@
 """Checks the states of schedulers that are loaded from a checkpoint. An attacker may have written the checkpoint.
 
 A scheduler of torch makes an attribute of itself from every entry of a loaded state. It does so even if the entry has
-the name of a method, or of the attribute that holds the optimizer.
+the name of a method, or of the attribute that holds the optimizer. It checks no value: a value of another kind raises
+an error in a later step, and a function of the script may compute with a large count without end.
 """
 
 import contextlib
+import math
 import sys
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -24,15 +27,24 @@ _BASES = {"gamma"}
 """The numbers of which schedulers compute powers, see `as_float`. A script may give them as whole numbers."""
 _OF_GROUPS = {"base_lrs", "_last_lr"}
 """The lists with a number for each group of the optimizer."""
+_COUNTS = {"last_epoch", "_step_count", "T_cur", "num_bad_epochs", "cooldown_counter"}
+"""The numbers that a scheduler increases in its steps."""
+_LENGTHS = {"T_0", "T_i", "T_mult", "T_max", "step_size", "total_steps", "total_size", "step_ratio"}
+"""The numbers by which schedulers divide."""
+_MOST_WHOLE = 1 << 53
+"""Larger whole numbers are not exact as floats."""
+_MOST_REPEATS = 1000
+"""How often `MultiStepLR` may decrease the rate at one step. It makes a list with an entry for each decrease."""
 
 
 @contextlib.contextmanager
-def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
+def checked_schedulers(where: object, *schedulers: Any, most_steps: int | None = None) -> Generator[None]:
     """While the block runs, check the states that these schedulers load.
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
         schedulers: schedulers of torch, or wrappers of Accelerate around them. Other objects are ignored.
+        most_steps: how often a scheduler can have stepped before the checkpoint was written; None for no limit.
 
     Raises:
         CheckpointError: a state sets an attribute that the scheduler does not save, or has a value of another kind.
@@ -41,32 +53,38 @@ def checked_schedulers(where: object, *schedulers: Any) -> Generator[None]:
         for scheduler in schedulers:
             inner: Any = getattr(scheduler, "scheduler", scheduler)
             if isinstance(inner, LRScheduler):
-                stack.enter_context(_checked(where, inner))
+                stack.enter_context(_checked(where, inner, most_steps))
         yield
 
 
-def _checked(where: object, scheduler: Any) -> contextlib.AbstractContextManager[None]:
+def _checked(where: object, scheduler: Any, most: int | None) -> contextlib.AbstractContextManager[None]:
     original = scheduler.load_state_dict
 
     def load_state_dict(state_dict: Any) -> None:
-        original(checked_state(where, scheduler, state_dict))
+        original(checked_state(where, scheduler, state_dict, most))
 
     return temporarily(scheduler, load_state_dict=load_state_dict)
 
 
-def checked_state(where: object, scheduler: Any, state: Any) -> Any:
+def checked_state(where: object, scheduler: Any, state: Any, most: int | None = None) -> Any:
     """Check the state that a scheduler of torch is about to load, and return what it has to load.
+
+    Args:
+        where: the file, for the error.
+        scheduler: the scheduler.
+        state: the state.
+        most: the limit of its counts; None for no limit.
 
     Raises:
         CheckpointError: see `checked_schedulers`.
     """
-    fault = _fault(scheduler, state)
+    fault = _fault(scheduler, state, most)
     if fault:
         raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote the checkpoint")
     return _with_floats(scheduler, state)
 
 
-def _fault(scheduler: Any, state: Any) -> str:
+def _fault(scheduler: Any, state: Any, most: int | None) -> str:
     """What is wrong with a state; empty if the state is valid."""
     if not isinstance(state, Mapping):
         return "the state of its scheduler is not a dictionary"
@@ -74,16 +92,32 @@ def _fault(scheduler: Any, state: Any) -> str:
     kind = cast("Any", type(scheduler))
     # Leave out the function that `checked_schedulers` has put among the attributes.
     own = {name: one for name, one in scheduler.state_dict().items() if not callable(getattr(kind, name, None))}
+    is_known = kind.__module__.startswith("torch.optim")
     for name, value in saved.items():
-        shown = printable(repr(name))
         if name not in own:
             if not isinstance(name, str) or hasattr(scheduler, name):
-                return f"the state of its scheduler sets {shown}, which the scheduler does not save"
-        elif not _fits(value, own[name]) or (name in _OF_FUNCTIONS and not _are_attributes(value, own[name])):
-            return f"{shown} of its scheduler is of another kind than in the script"
-        elif name in _OF_GROUPS and len(value) != len(own[name]):
-            return f"{shown} of its scheduler has {len(value)} numbers, and the optimizer has {len(own[name])} groups"
-    return _inner_fault(scheduler, saved.get("_schedulers"))
+                return f"the state of its scheduler sets {printable(repr(name))}, which the scheduler does not save"
+        elif fault := _fault_of_entry(name, value, own[name], most, is_known=is_known):
+            return f"{printable(repr(name))} of its scheduler {fault}"
+    return _inner_fault(scheduler, saved.get("_schedulers"), most) or _fault_of_functions(scheduler, saved)
+
+
+def _fault_of_entry(name: str, value: Any, own: Any, most: int | None, *, is_known: bool) -> str:
+    """What is wrong with an entry of a state; empty if the scheduler can use it."""
+    is_alike = _fits(value, own, is_known=is_known) and (name not in _OF_FUNCTIONS or _are_attributes(value, own))
+    if not is_alike:
+        fault = "is of another kind than in the script"
+    elif name in _OF_GROUPS and len(value) != len(own):
+        fault = f"has {len(value)} numbers, and the optimizer has {len(own)} groups"
+    elif name in _COUNTS and not _is_count(value, own, most):
+        fault = "is larger than the step of the checkpoint allows, or negative"
+    elif is_known and name in _LENGTHS and own and own > 0 and not value > 0:
+        fault = "is not positive"
+    elif is_known and name == "milestones" and not _are_milestones(value):
+        fault = "has values that are no steps"
+    else:
+        fault = ""
+    return fault
 
 
 def _are_attributes(value: Any, own: Any) -> bool:
@@ -94,7 +128,7 @@ def _are_attributes(value: Any, own: Any) -> bool:
     saved = cast("Mapping[Any, Any]", value if isinstance(value, Mapping) else {})
     known = cast("Mapping[Any, Any]", own if isinstance(own, Mapping) else {})
     return (value is None or isinstance(value, Mapping)) and all(
-        name in known and _fits(one, known[name]) for name, one in saved.items()
+        name in known and _fits(one, known[name], is_known=False) for name, one in saved.items()
     )
 
 
@@ -108,7 +142,7 @@ def _with_floats(scheduler: Any, state: Any) -> Any:
     return changed
 
 
-def _inner_fault(scheduler: Any, states: Any) -> str:
+def _inner_fault(scheduler: Any, states: Any, most: int | None) -> str:
     """What is wrong with the states of the schedulers that `scheduler` consists of; empty if they are valid."""
     inner: Any = getattr(scheduler, "_schedulers", None)
     if not isinstance(inner, list | tuple) or states is None:
@@ -116,25 +150,89 @@ def _inner_fault(scheduler: Any, states: Any) -> str:
     if not isinstance(states, list | tuple) or len(cast("list[Any]", states)) != len(cast("list[Any]", inner)):
         return "its scheduler consists of another number of schedulers"
     pairs = zip(cast("list[Any]", inner), cast("list[Any]", states), strict=True)
-    return next((fault for one, of_one in pairs if (fault := _fault(one, of_one))), "")
+    return next((fault for one, of_one in pairs if (fault := _fault(one, of_one, most))), "")
 
 
-def _fits(value: Any, own: Any) -> bool:
-    """Whether a value from a checkpoint can replace the scheduler's own value."""
-    if own is None or value is None:
+def _is_count(value: Any, own: Any, most: int | None) -> bool:
+    """Whether a scheduler can have counted so far. The script may have created the scheduler with a larger count."""
+    is_possible = value is None or (math.isfinite(value) and value >= -1)
+    return is_possible and (value is None or most is None or value <= max(most, most + (own or 0)))
+
+
+def _are_milestones(value: Any) -> bool:
+    """Whether a value is a mapping of steps to the number of decreases at this step."""
+    return isinstance(value, Mapping) and all(
+        type(step) is int and abs(step) <= _MOST_WHOLE and type(times) is int and 0 <= times <= _MOST_REPEATS
+        for step, times in cast("Mapping[Any, Any]", value).items()
+    )
+
+
+def _fault_of_functions(scheduler: Any, saved: Mapping[Any, Any]) -> str:
+    """Why the script's functions of a LambdaLR cannot compute with the count of a state; empty if they can.
+
+    The script has called its functions with this count before the checkpoint was written.
+    """
+    count: Any = saved.get("last_epoch")
+    functions: Any = getattr(scheduler, "lr_lambdas", None)
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR) or type(count) not in {int, float}:
+        return ""
+    for function in functions:
+        if type(function) is FunctionType:  # an object may count its calls
+            try:
+                function(count)
+            except Exception as error:  # noqa: BLE001  the script's function may raise anything
+                return printable(f"the script's function of the learning rate fails for step {count} ({error})")
+    return ""
+
+
+def _fits(value: Any, own: Any, *, is_known: bool) -> bool:
+    """Whether a value from a checkpoint can replace the scheduler's own value.
+
+    Args:
+        value: the value of the checkpoint.
+        own: the scheduler's own value.
+        is_known: whether the class of the scheduler is torch's. Then no number becomes None, and no list changes its
+            length.
+    """
+    if own is None or (value is None and not is_known):
         return True
     if isinstance(own, bool | int | float | torch.Tensor):
-        return _is_number(value)
+        return _is_number(value, own)
     if isinstance(own, list | tuple):
-        numbers = cast("list[Any]", own)
-        if not isinstance(value, list | tuple):
-            return False
-        return not all(map(_is_number, numbers)) or all(map(_is_number, cast("Iterable[Any]", value)))
+        is_list = isinstance(value, list | tuple)
+        return is_list and _list_fits(cast("list[Any]", value), cast("list[Any]", own), is_known=is_known)
+    if isinstance(own, Mapping) and isinstance(value, Mapping):
+        return not is_known or _are_alike(cast("Mapping[Any, Any]", value), cast("Mapping[Any, Any]", own))
     kinds = ((Mapping, Mapping), (str, str))
     return all(isinstance(value, kind) for kind, of_own in kinds if isinstance(own, of_own))
 
 
-def _is_number(value: Any) -> bool:
+def _list_fits(value: list[Any], own: list[Any], *, is_known: bool) -> bool:
+    if is_known:
+        return len(value) == len(own) and all(
+            _fits(one, other, is_known=True) for one, other in zip(value, own, strict=True)
+        )
+    has_numbers = all(isinstance(one, bool | int | float | torch.Tensor) for one in own)
+    return not has_numbers or all(_is_number(one, 0.0) for one in value)
+
+
+def _are_alike(value: Mapping[Any, Any], own: Mapping[Any, Any]) -> bool:
+    """Whether two mappings with texts as keys, such as the phases of OneCycleLR, have the same entries and texts."""
+    if not own or not all(isinstance(name, str) for name in own):
+        return True
+    return set(value) == set(own) and all(
+        one == own[name] if isinstance(own[name], str) else _fits(one, own[name], is_known=True)
+        for name, one in value.items()
+    )
+
+
+def _is_number(value: Any, own: Any) -> bool:
+    """Whether a value is a number with which a scheduler can compute in place of its own number `own`."""
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, bool | float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
+        is_real = value.numel() == 1 and not value.is_meta and value.layout is torch.strided
+        is_real = is_real and not (value.is_complex() or value.is_quantized)
+        return is_real and not isinstance(own, bool | int) and not math.isnan(float(value))
+    if isinstance(value, float):
+        return not math.isnan(value)
+    most = _MOST_WHOLE if isinstance(own, int) else sys.float_info.max
+    return isinstance(value, bool) or (isinstance(value, int) and abs(value) <= most)

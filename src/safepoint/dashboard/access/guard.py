@@ -41,6 +41,8 @@ _TOO_MANY = Refusal(
 _log = logging.getLogger("safepoint")
 _MOST_BYTES = 64 << 10
 _MOST_FIELDS = 50
+_MOST_COOKIES = 1000
+"""How many cookies of a request are examined. A browser keeps about 180 cookies for an address."""
 _SECURITY = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -84,6 +86,9 @@ class Guard:
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         _note_json(scope, state)
         is_static = scope["path"].startswith(STATIC)
+        # A request for many ranges of a file would take memory for each range. The files are small, so each answer
+        # has the whole file.
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"range"]
 
         async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -214,7 +219,7 @@ def _note_json(scope: Scope, state: MutableMapping[str, Any]) -> None:
     """Note whether the request asks for JSON, by its path or its header. The routes get the path without `.json`."""
     path: str = scope["path"]
     accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
-    state["wants_json"] = accepted.split(b";")[0].split(b",")[0].strip() == b"application/json"
+    state["wants_json"] = accepted.partition(b";")[0].partition(b",")[0].strip() == b"application/json"
     if path.endswith(".json") and not path.startswith(STATIC):
         state["wants_json"] = True
         scope["path"] = path.removesuffix(".json")
@@ -256,9 +261,12 @@ def set_cookie(response: Response, *, name: str, value: str, lasts_s: int, is_se
 def _cookies_of(headers: Sequence[tuple[bytes, bytes]], wanted: str) -> list[str]:
     """The values of all cookies of a name. A program at the same address may have set another cookie of this name."""
     found: list[str] = []
+    num_left = _MOST_COOKIES
     for name, value in headers:
         if name == b"cookie":
-            for part in value.decode("latin-1").split(";"):
+            parts = value.decode("latin-1").split(";", num_left)[:num_left]
+            num_left -= len(parts)
+            for part in parts:
                 key, _, text = part.strip().partition("=")
                 if key == wanted:
                     found.append(text)

@@ -57,6 +57,7 @@ class Fields:
         self._values = values
         self._defaults = defaults
         self._where = where
+        self._sets: dict[str, frozenset[int]] = {}
 
     def count(self, name: str, *, most: int = _MOST, default: int | None = None, least: int = 1) -> int:
         """The whole number in a field.
@@ -130,8 +131,13 @@ class Fields:
             )
         return value
 
-    def numbers(self, name: str) -> list[int]:
-        """A field that is a list of whole numbers; empty if it is missing."""
+    def numbers(self, name: str) -> frozenset[int]:
+        """A field that is a list of whole numbers; empty if it is missing. The list is checked once."""
+        if name not in self._sets:
+            self._sets[name] = frozenset(self._list(name))
+        return self._sets[name]
+
+    def _list(self, name: str) -> list[int]:
         value = cast("list[Any]", self._values.get(name) or [])
         if type(value) is not list or not all(type(one) is int for one in value):
             raise UsageError(

@@ -166,13 +166,15 @@ def _notes_on(record: Mapping[str, Any], path: Path, known: Container[str]) -> I
 
 
 def _notes_on_deepspeed(record: Mapping[str, Any], path: Path) -> Iterator[str]:
-    config = _deepspeed_in(record, path)
+    config = _object_in(record, "deepspeed", path)
+    is_named = isinstance(record.get("deepspeed"), str)
     optimizer = config.get("optimizer") if config is not None else None
     kind = cast("dict[str, Any]", optimizer).get("type") if isinstance(optimizer, dict) else None
     if kind is not None and not (isinstance(kind, str) and kind.lower() in {"adam", "adamw", "auto"}):
+        has = "an optimizer" if is_named else f"the optimizer {shown(kind)},"
         yield (
-            f"the DeepSpeed configuration in {shown_path(path)} has the optimizer {shown(kind)}, which is not "
-            "planned: pass --optimizer with one that keeps the same number of values for each weight"
+            f"the DeepSpeed configuration in {shown_path(path)} has {has} which is not planned: pass --optimizer "
+            "with one that keeps the same number of values for each weight"
         )
 
 
@@ -229,26 +231,28 @@ def _kept(record: Mapping[str, Any], path: Path) -> int | None:
     return max(2, limit) if limit is not None and is_best_kept else limit
 
 
-def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
+def strategy_in(record: Mapping[str, Any], path: Path, *, is_own: bool = False) -> Strategy | None:
     """The strategy that the fields `deepspeed` and `fsdp` name; None if both are missing or empty.
 
     Args:
         record: TrainingArguments.
         path: the path of their file, for messages. The configuration of DeepSpeed is also looked for beside this
             file.
+        is_own: whether this user has written the arguments. Then they may name a file in any folder.
 
     Raises:
         UsageError: the fields are invalid, or the configuration of DeepSpeed cannot be read.
     """
-    deepspeed = _deepspeed_in(record, path)
+    deepspeed = _object_in(record, "deepspeed", path, is_own=is_own)
     if deepspeed is not None:
         zero = deepspeed.get("zero_optimization")
         stage = cast("dict[str, Any]", zero).get("stage") if isinstance(zero, dict) else None
         # In a set, a list would raise TypeError, and 3.0 and true would count as 3 and 1.
         if type(stage) is not int or stage not in (1, 2, 3):
+            has = "" if isinstance(record.get("deepspeed"), str) else f" = {shown(stage)}"
             raise UsageError(
                 f"--for {shown_path(path)}: no plan can be computed for DeepSpeed without ZeRO-1, 2 or 3 "
-                f"(zero_optimization.stage = {shown(stage)}); nothing was computed",
+                f"(zero_optimization.stage{has}); nothing was computed",
                 hint="pass --strategy",
             )
         return Strategy(f"zero{stage}")
@@ -257,22 +261,27 @@ def strategy_in(record: Mapping[str, Any], path: Path) -> Strategy | None:
         raise _wrong(path, "fsdp", fsdp, "fsdp must be true, false or a list of options, or pass --strategy")
     if not fsdp:
         return None
-    kind = (_object_in(record, "fsdp_config", path) or {}).get("state_dict_type", "SHARDED_STATE_DICT")
+    kind = (_object_in(record, "fsdp_config", path, is_own=is_own) or {}).get("state_dict_type", "SHARDED_STATE_DICT")
     if kind not in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
         fix = "it must be FULL_STATE_DICT or SHARDED_STATE_DICT, or pass --strategy"
+        if isinstance(record.get("fsdp_config"), str):
+            raise UsageError(
+                f"--for {shown_path(path)}: the file of fsdp_config has another state_dict_type; nothing was "
+                "computed",
+                hint=fix,
+            )
         raise _wrong(path, "fsdp_config.state_dict_type", kind, fix)
     return Strategy.FSDP_FULL if kind == "FULL_STATE_DICT" else Strategy.FSDP
 
 
-def _deepspeed_in(record: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    return _object_in(record, "deepspeed", path)
-
-
-def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, Any] | None:
+def _object_in(record: Mapping[str, Any], name: str, path: Path, *, is_own: bool = False) -> dict[str, Any] | None:
     """A field that is an object, or the path of a file with one; None if it is missing or empty.
 
+    Without `is_own`, another person may have written the arguments. So only a file in their folder is read. Messages
+    do not show the values in the file.
+
     Raises:
-        UsageError: the field is something else, or the file cannot be read.
+        UsageError: the field is something else, or the file cannot be read, or is in another folder.
     """
     value = record.get(name)
     if value is None or value == "":
@@ -281,14 +290,26 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path) -> dict[str, An
         return cast("dict[str, Any]", value)
     if not isinstance(value, str):
         raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy")
-    # The path is relative to the folder of the script. This folder is unknown, so look beside the arguments.
     hint = f"pass --strategy {'zero1, zero2 or zero3' if name == 'deepspeed' else 'fsdp or fsdp-full'}"
-    file = next((one for one in (Path(value), path.parent / value) if os.path.exists(one)), None)
-    if file is None:
-        what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
+    what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
+    # The path is relative to the folder of the script. This folder is unknown, so look beside the arguments.
+    folder = Path(os.path.realpath(path.parent))
+    try:
+        file = Path(os.path.realpath(folder / value))
+    except ValueError as error:  # a null byte, or half of a surrogate pair
+        raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy") from error
+    if is_own and os.path.exists(value):
+        file = Path(value)
+    elif not file.is_relative_to(folder):
         raise UsageError(
-            f"--for {shown_path(path)}: it names {what} {value[:200]!r}, which this machine does not have; nothing "
-            "was computed",
+            f"--for {shown_path(path)}: it names {what} {shown(value)}, which is not in the folder of this file and "
+            "was not read; nothing was computed",
+            hint=f"copy {what} into this folder and name the copy, or {hint}",
+        )
+    if not os.path.exists(file):
+        raise UsageError(
+            f"--for {shown_path(path)}: it names {what} {shown(value)}, which this folder does not have; nothing was "
+            "computed",
             hint=hint,
         )
     return _read(file, f"--for {shown_path(path)}: {name}", hint)

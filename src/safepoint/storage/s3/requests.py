@@ -294,6 +294,8 @@ class S3Requests:
             # A server may fail after it has sent the status 200. Then the body describes an error.
             if response.status >= 300 or _ERROR.search(data):
                 raise refusal(response.status, data, what)
+            if response.length and len(data) < MAX_ANSWER_BYTES:  # the body may have been the description of an error
+                raise TransientError(f"the answer for {what} was cut off")
             root = parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
             answer = _Answer(root=root, headers=response.headers, size_bytes=len(data))
             # If the object is encrypted with another key than the server's own, its ETag is not an MD5. Servers that

@@ -29,6 +29,7 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
+from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits
 from safepoint.checkpoint.pickles.loading import refusal, states_of
@@ -141,7 +142,7 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
         temporarily(np.random, set_state=set_numpy_state),
         temporarily(random, setstate=set_python_state),
         checked_optimizers(place, *optimizers),
-        checked_schedulers(place, *parts),
+        checked_schedulers(place, *parts, most_steps=most_scheduler_steps(Path(folder))),
         checked_scalers(place),
         checked_modules(place),
         contextlib.ExitStack() as stack,
@@ -279,6 +280,8 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
         return restricted_load(file, load=load, also=_classes(), **options)
     except MemoryError:
         raise
+    except IsADirectoryError as error:
+        raise refusal(where, "it is damaged: it is a folder and not a file") from error
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL comes from a seek to a position that a hostile file names
             raise

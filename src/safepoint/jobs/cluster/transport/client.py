@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import httpx2
 from lightkube.config.client_adapter import ConnectionParams
@@ -14,10 +14,11 @@ from lightkube.core.exceptions import ConfigError
 from safepoint.errors import SafepointError, StorageError, TransientError, UsageError
 from safepoint.foundation import clock
 from safepoint.foundation.bounded import Work
+from safepoint.foundation.bounded_json import has_more_values, parse_object
 from safepoint.jobs.cluster.connection import CORRECT, Connection, missing_files
 from safepoint.jobs.cluster.login.bearer import bearer_of
 from safepoint.jobs.cluster.login.login_files import add_certificate, without_files
-from safepoint.jobs.cluster.objects import Object
+from safepoint.jobs.cluster.objects import Object, size_of_json
 from safepoint.jobs.cluster.transport.failures import (
     BusyError,
     GoneError,
@@ -36,6 +37,12 @@ _CONNECT_S, _CLOSE_S = 5.0, 2.0
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _MOST_ANSWER_BYTES = 64 << 20
 _MOST_LINE_BYTES = 1 << 20
+_MOST_VALUES = 1 << 20
+"""The limit of JSON values in one answer, or in one event of a watch.
+
+Parsed values take more memory than their text: an answer of 64 MiB could have 20,000,000 empty objects, which take
+1.5 GB. A page of a list has at most 500 objects, and a large pod has about 1,000 values.
+"""
 _EXCHANGE_S = 300.0
 """How long a request and its answer may take. This includes the login program, which may wait for a person."""
 _ANSWER_S = 120.0
@@ -54,13 +61,13 @@ class Budget:
     def __init__(self, most_bytes: int, what: str) -> None:
         self._left_bytes, self._most_bytes, self._what = most_bytes, most_bytes, what
 
-    def take(self, num_bytes: int) -> None:
-        """Count an answer.
+    def take(self, answer: bytes) -> None:
+        """Count an answer; see `size_of_json`.
 
         Raises:
             TooMuchError: there are more bytes than the limit.
         """
-        self._left_bytes -= num_bytes
+        self._left_bytes -= size_of_json(answer)
         if self._left_bytes < 0:
             raise TooMuchError(f"{self._what} have more than {self._most_bytes:,} bytes; nothing was done")
 
@@ -165,7 +172,7 @@ class Client:
             response, data = self._in_time(exchange)
             self._note_time(response.headers.get("date"))
             if budget is not None:
-                budget.take(len(data))
+                budget.take(data)
             answer = document(data)
             if response.status_code >= 300:
                 raise refusal(response.status_code, answer, what, after_s=response.headers.get("retry-after"))
@@ -338,9 +345,13 @@ def _last_character(text: bytearray) -> int:
 
 
 def document(data: bytes) -> Object:
-    """The JSON object in an answer; empty if the answer is no JSON object, such as the HTML page of a proxy."""
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(data)
-        if isinstance(found, dict):
-            return cast(Object, found)
+    """The JSON object in an answer; empty if the answer is no JSON object, such as the HTML page of a proxy.
+
+    Raises:
+        TooMuchError: the answer has too many values.
+    """
+    if len(data) > _MOST_VALUES and has_more_values(data, _MOST_VALUES):
+        raise TooMuchError(f"the cluster's answer has more than {_MOST_VALUES:,} values; it was not read")
+    with contextlib.suppress(ValueError):
+        return parse_object(data, max_bytes=_MOST_ANSWER_BYTES, max_values=_MOST_VALUES)
     return {}

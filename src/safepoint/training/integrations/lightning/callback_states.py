@@ -62,7 +62,7 @@ def _are_groups(value: Any) -> bool:
         return False
     numbered = [one for number, one in cast("dict[Any, Any]", value).items() if isinstance(number, int)]
     groups = [group for one in numbered if isinstance(one, list) for group in cast("list[Any]", one)]
-    return all(isinstance(one, list) and one for one in numbered) and all(map(_is_group, groups))
+    return all(isinstance(one, list) and cast("list[Any]", one) for one in numbered) and all(map(_is_group, groups))
 
 
 def _is_group(group: Any) -> bool:

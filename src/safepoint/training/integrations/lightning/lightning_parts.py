@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.plugins import CheckpointIO
 
 from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
@@ -18,7 +19,7 @@ from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
-from safepoint.errors import ConflictError, UsageError
+from safepoint.errors import CheckpointError, ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.foundation.field_types import MOST_COUNT
 from safepoint.training.integrations.lightning.callback_states import (
@@ -89,8 +90,7 @@ class LightningParts(Parts):
             raise
         except Exception:  # noqa: BLE001  `restore` reports that the file is invalid, or loads objects in it
             return ""
-        loops: Any = found.get("loops") if isinstance(found, dict) else None
-        return self._contradiction_in(loops.get("fit_loop") if isinstance(loops, dict) else None, manifest, position)
+        return self._contradiction_in(_entry(_entry(found, "loops"), "fit_loop"), manifest, position)
 
     def check_restored(self, folder: Path, manifest: Manifest | None, position: Position | None) -> None:
         """Check the counts that Lightning's loops have after `restore_states`.
@@ -135,7 +135,7 @@ class LightningParts(Parts):
 
         Raises:
             ConflictError: Lightning did not write the checkpoint.
-            UsageError: the checkpoint is damaged, or contains objects that the script has not allowed.
+            CheckpointError: the checkpoint is damaged, or contains objects that the script has not allowed.
         """
         if not (folder / STATE).exists():
             raise ConflictError(
@@ -163,7 +163,7 @@ class LightningParts(Parts):
         with (
             states_of(path),
             checked_optimizers(path, *self.optimizers()),
-            checked_schedulers(path, *schedulers),
+            checked_schedulers(path, *schedulers, most_steps=most_scheduler_steps(folder)),
             checked_scalers(path),
         ):
             self._check_numbers()
@@ -208,14 +208,16 @@ class LightningParts(Parts):
             check_averages(checkpoint, **self._done())
             original(trainer, module, checkpoint)
 
+        def load_of(callback: Any) -> Callable[..., None]:
+            def loaded(original: Callable[..., None], state_dict: Any) -> None:
+                load(original, callback, state_dict)
+
+            return loaded
+
         with Overrides() as overrides:
             for callback in self._trainer.callbacks:
                 if is_of_lightning(callback):
-                    overrides.override(
-                        callback,
-                        "load_state_dict",
-                        lambda original, state_dict, callback=callback: load(original, callback, state_dict),
-                    )
+                    overrides.override(callback, "load_state_dict", load_of(callback))
                 if isinstance(callback, WeightAveraging):
                     overrides.override(callback, "on_load_checkpoint", load_averages)
             yield
@@ -223,10 +225,10 @@ class LightningParts(Parts):
     def _done(self) -> dict[str, int]:
         """The optimizer steps and epochs in the checkpoint that Lightning is loading."""
         loaded: Any = self._trainer._checkpoint_connector._loaded_checkpoint
-        loops: Any = loaded.get("loops") if isinstance(loaded, dict) else None
+        loops = _entry(loaded, "loops")
         try:
             check_counts(loops)
-            found = reached(loops.get("fit_loop") if isinstance(loops, dict) else None)
+            found = reached(_entry(loops, "fit_loop"))
         except ValueError:
             # `check_restored` checks the counts that a training has. Here, they are only limits.
             return {"steps": MOST_COUNT, "epochs": MOST_COUNT}
@@ -243,8 +245,8 @@ class LightningParts(Parts):
             ("schedulers", "lr_schedulers", len(self._trainer.lr_scheduler_configs)),
         ):
             states: Any = loaded.get(entry)
-            is_list = isinstance(states, list | tuple)
-            if not is_list or len(states) < number or (name == "optimizers" and len(states) != number):
+            found = len(cast("list[Any]", states)) if isinstance(states, list | tuple) else -1
+            if found < number or (name == "optimizers" and found != number):
                 raise ValueError(f"{entry!r} is not a list of {number} states, one for each of the script's {name}")
 
 
@@ -280,7 +282,7 @@ class DirectCheckpointIO(CheckpointIO):
                 code. Other values allow only tensors and plain values.
 
         Raises:
-            UsageError: the file is damaged, or it contains objects that `weights_only` does not allow.
+            CheckpointError: the file is damaged, or it contains objects that `weights_only` does not allow.
         """
         try:
             options: dict[str, Any] = {"map_location": "cpu", "mmap": self._is_mapped}
@@ -296,7 +298,7 @@ class DirectCheckpointIO(CheckpointIO):
         except Exception as error:  # hostile content may raise any error
             if weights_only is False:
                 raise
-            raise UsageError(
+            raise CheckpointError(
                 f"{Path(path).parent.name} was not loaded: {Path(path).name} is damaged, or it contains Python "
                 "objects (such as hyperparameters), whose loading can run code",
                 hint="if you trust everyone who can write to that folder, call Trainer.fit(…, weights_only=False), "
@@ -306,3 +308,8 @@ class DirectCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a file."""
         Path(path).unlink(missing_ok=True)
+
+
+def _entry(values: Any, name: str) -> Any:
+    """The entry of a dictionary; None if there is none, or if `values` is not a dictionary."""
+    return cast("dict[Any, Any]", values).get(name) if isinstance(values, dict) else None

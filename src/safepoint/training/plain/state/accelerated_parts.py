@@ -111,21 +111,11 @@ class AcceleratedParts(Parts):
             for number, model in enumerate(self._accelerator._models):
                 self._check_keys(folder, number, unwrapped(model))
             options = {"strict": False}
-        try:
-            parts = (*self.optimizers(), *self._accelerator._schedulers, *self._accelerator._models)
-            with self._without_naming(), self._without_replication(), only_data(folder, *parts):
-                before = self._accelerator.step
-                self._accelerator.load_state(str(folder), **options)
-                self._check_step(folder, before)
-        except RuntimeError as error:
-            if "loading state_dict" not in str(error):
-                raise
-            raise ConflictError(
-                f"a model of {folder.name} differs from this script's: {_first_mismatch(error)}; training was not "
-                "started",
-                hint="create the model as in the run that wrote the checkpoint, or start from the beginning with "
-                "--from-scratch",
-            ) from error
+        parts = (*self.optimizers(), *self._accelerator._schedulers, *self._accelerator._models)
+        with self._without_naming(), self._without_replication(), only_data(folder, *parts):
+            before = self._accelerator.step
+            self._accelerator.load_state(str(folder), **options)
+            self._check_step(folder, before)
 
     def _check_step(self, folder: Path, before: int) -> None:
         """Refuse an invalid number of micro-batches. Accelerate loads any number, and the next micro-batch fails."""
@@ -182,8 +172,3 @@ class AcceleratedParts(Parts):
             getattr(one, "module", one) if isinstance(one, replicated) else one for one in self._accelerator._models
         ]
         return temporarily(self._accelerator, _models=models)
-
-
-def _first_mismatch(error: RuntimeError) -> str:
-    """The first entry that does not fit. In torch's message, line 1 names the module, and line 2 names this entry."""
-    return str(error).splitlines()[1:2][0].strip().rstrip(".") if "\n" in str(error) else str(error)

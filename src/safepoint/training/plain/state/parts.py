@@ -13,6 +13,7 @@ import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
@@ -241,7 +242,7 @@ class NamedParts(Parts):
             with (
                 states_of(path),
                 checked_optimizers(path, *known),
-                checked_schedulers(path, part),
+                checked_schedulers(path, part, most_steps=most_scheduler_steps(folder)),
                 checked_scalers(path),
                 checked_modules(path),
             ):

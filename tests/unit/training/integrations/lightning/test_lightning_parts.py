@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from safepoint.errors import UsageError
+from safepoint.errors import CheckpointError
 
 pytest.importorskip("lightning.pytorch")
 from safepoint.training.integrations.lightning.lightning_parts import DirectCheckpointIO
@@ -28,7 +28,7 @@ def test_a_hostile_file_is_refused(weights_only: bool | None, tmp_path: Path) ->
     """Nothing of it is run, and the message names what to set."""
     path = tmp_path / "checkpoint-3" / "lightning.ckpt"
     DirectCheckpointIO().save_checkpoint({"hyper_parameters": Hostile(tmp_path / "ran")}, path)
-    with pytest.raises(UsageError, match="checkpoint-3 was not loaded") as caught:
+    with pytest.raises(CheckpointError, match="checkpoint-3 was not loaded") as caught:
         DirectCheckpointIO().load_checkpoint(path, weights_only=weights_only)
     assert "weights_only=False" in str(caught.value.hint)
     assert not (tmp_path / "ran").exists()
