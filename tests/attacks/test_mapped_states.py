@@ -54,7 +54,10 @@ def _in_lightning(folder: Path, model: torch.nn.Module, optimizer: Any) -> None:
     pytest.importorskip("lightning")
     from safepoint.training.integrations.lightning.lightning_parts import DirectCheckpointIO, LightningParts
 
-    trainer = SimpleNamespace(lr_scheduler_configs=[], optimizers=[optimizer], lightning_module=model)
+    connector = SimpleNamespace(_loaded_checkpoint={"optimizer_states": [{}], "lr_schedulers": []})
+    trainer = SimpleNamespace(
+        lr_scheduler_configs=[], optimizers=[optimizer], lightning_module=model, _checkpoint_connector=connector
+    )
 
     def restore() -> None:
         for name, part in (("model", model), ("optimizer", optimizer)):

@@ -226,9 +226,14 @@ def test_states_of_lightning(field: str, other: str, tmp_path: Path) -> None:
     }  # fmt: skip
     bad = {path: torch.ones(())} if field == "best_k_models" else path
     parts: Any = LightningParts.__new__(LightningParts)
-    parts._trainer = SimpleNamespace(callbacks=[callback])
+    connector = SimpleNamespace(_loaded_checkpoint={})
+    parts._trainer = SimpleNamespace(callbacks=[callback], _checkpoint_connector=connector)
     with parts._checked_callbacks():
-        callback.load_state_dict({**good, field: bad})
+        if other == "a number":
+            with pytest.raises(ValueError, match=f"'{field}' of ModelCheckpoint"):
+                callback.load_state_dict({**good, field: bad})
+        else:
+            callback.load_state_dict({**good, field: bad})
         assert (callback.best_model_path, callback.last_model_path) == ("", "")
         callback.load_state_dict(good)
         assert (callback.best_model_path, callback.last_model_path) == (f"{own}/a.ckpt", f"{own}/sub/last.ckpt")

@@ -98,12 +98,13 @@ def test_states_that_a_trainer_has_saved() -> None:
 # ---- Lightning's own callbacks ----------------------------------------------------------------------------------
 
 
-def _lightning(state: dict[str, Any], callback: Any) -> Any:
+def _lightning(state: dict[str, Any], callback: Any, loaded: Any = None) -> Any:
     """Let a callback load its state with others, as a resume does."""
     from safepoint.training.integrations.lightning.lightning_parts import LightningParts
 
     parts: Any = LightningParts.__new__(LightningParts)
-    parts._trainer = SimpleNamespace(callbacks=[callback])
+    connector = SimpleNamespace(_loaded_checkpoint=loaded or {})
+    parts._trainer = SimpleNamespace(callbacks=[callback], _checkpoint_connector=connector)
     with states_of("lightning.ckpt"), parts._checked_callbacks():
         callback.load_state_dict({**callback.state_dict(), **state})
     assert "load_state_dict" not in vars(callback)
@@ -115,6 +116,9 @@ def _lightning(state: dict[str, Any], callback: Any) -> Any:
     [
         {"best_score": "x"}, {"best_score": torch.ones(5)}, {"best_score": 1.0}, {"patience": "x"},
         {"patience": 10**400}, {"wait_count": [1]}, {"stopped_epoch": torch.ones(())},
+        {"best_score": torch.tensor(1 + 1j)}, {"best_score": torch.empty((), device="meta")},
+        {"best_score": torch.ones(1).to(torch.float8_e5m2)}, {"best_score": torch.tensor(float("nan"))},
+        {"wait_count": -1}, {"wait_count": float("nan")},
     ],
 )  # fmt: skip
 def test_early_stopping(state: dict[str, Any]) -> None:
@@ -124,7 +128,9 @@ def test_early_stopping(state: dict[str, Any]) -> None:
         _lightning(state, callbacks.EarlyStopping("loss"))
 
 
-@pytest.mark.parametrize("elapsed", [{"train": "x"}, {"train": None, "validate": [1]}, "x", 5])
+@pytest.mark.parametrize(
+    "elapsed", [{"train": "x"}, {"train": None, "validate": [1]}, "x", 5, {"train": 1e300}, {"train": -1.0}]
+)
 def test_a_timer(elapsed: Any) -> None:
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     with pytest.raises(CheckpointError, match="Timer"):
@@ -150,8 +156,95 @@ def test_what_lightning_saves() -> None:
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     state = {"best_score": torch.tensor(0.5), "wait_count": 2, "patience": 4, "stopped_epoch": 0}
     found = _lightning(state, callbacks.EarlyStopping("loss")).state_dict()
-    assert {name: found[name] for name in state} == state
+    assert {name: found[name] for name in state} == {**state, "patience": 3}  # the script's setting
     assert _lightning({"time_elapsed": {"train": 5.0}}, callbacks.Timer())._offset == 5.0
+
+
+_EVENTS = ("ready", "started", "processed", "completed")
+_LOOPS = {
+    "fit_loop": {
+        "epoch_progress": {one: {"ready": 1, "processed": 1, "completed": 1} for one in ("total", "current")},
+        "epoch_loop.batch_progress": {
+            **{one: dict.fromkeys(_EVENTS, 4) for one in ("total", "current")},
+            "is_last_batch": True,
+        },
+        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": {"total": {"completed": 4}}}},
+        "epoch_loop.manual_optimization.optim_step_progress": {"total": {"completed": 0}},
+        "epoch_loop.state_dict": {"_batches_that_stepped": 4},
+    }
+}
+"""The counts of loops after four steps and an epoch."""
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("StochasticWeightAveraging", {"n_averaged": -1}), ("StochasticWeightAveraging", {"n_averaged": 3}),
+        ("StochasticWeightAveraging", {"n_averaged": 10**30}),
+        ("StochasticWeightAveraging", {"scheduler_state": "x"}),
+        ("EMAWeightAveraging", {"latest_update_step": 1 << 50}),
+        ("EMAWeightAveraging", {"latest_update_step": float("nan")}),
+        ("EMAWeightAveraging", {"latest_update_step": 6}),
+        ("BackboneFinetuning", {"internal_optimizer_metadata": {0: 5}}),
+        ("BackboneFinetuning", {"internal_optimizer_metadata": {0: [{"params": [5]}]}}),
+        ("BackboneFinetuning", {"previous_backbone_lr": "x"}),
+        ("BackboneFinetuning", {"previous_backbone_lr": float("nan")}),
+    ],
+)  # fmt: skip
+def test_values_that_a_callback_uses_later(name: str, state: dict[str, Any]) -> None:
+    """The run would fail in a later hook, in each start, or would train with another number of averages."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    made = getattr(callbacks, name)(**({"swa_lrs": 0.1} if name == "StochasticWeightAveraging" else {}))
+    with pytest.raises(CheckpointError, match=rf"lightning\.ckpt could not be loaded: .*{name}"):
+        _lightning(state, made, {"loops": _LOOPS})
+    _lightning({}, made, {"loops": _LOOPS})
+
+
+def test_the_best_models_of_model_checkpoint(tmp_path: Path) -> None:
+    """ModelCheckpoint looks up the score of the worst of the best models."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    first, second = (f"{tmp_path}/{name}.ckpt" for name in "ab")
+    best = {first: torch.tensor(0.1), second: torch.tensor(0.2)}
+    for state in (
+        {"best_k_models": [first]}, {"best_k_models": {first: torch.tensor(1j)}},
+        {"best_k_models": best, "kth_best_model_path": f"{tmp_path}/c.ckpt"},
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match="ModelCheckpoint"):
+            _lightning(state, callbacks.ModelCheckpoint(tmp_path, monitor="loss"))
+    two = callbacks.ModelCheckpoint(tmp_path, monitor="loss", save_top_k=2)
+    found = _lightning({"best_k_models": best, "kth_best_model_path": ""}, two)
+    assert found.kth_best_model_path == second
+
+
+def test_groups_that_a_callback_puts_into_the_optimizer() -> None:
+    """The settings that say how a step is computed stay those of the script, and no parameter is left out."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from safepoint.training.integrations.lightning.callback_states import watch_later_loads
+
+    module: Any = torch.nn.ModuleDict({"backbone": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
+    module.backbone = module["backbone"]
+
+    def start(*groups: dict[str, Any]) -> list[dict[str, Any]]:
+        optimizer = torch.optim.AdamW(module["head"].parameters(), lr=0.5)
+        made = callbacks.BackboneFinetuning()
+        made.load_state_dict({"internal_optimizer_metadata": {0: list(groups)}, "previous_backbone_lr": None})
+        with watch_later_loads("lightning.ckpt", [made], lambda: [optimizer]):
+            made.on_fit_start(SimpleNamespace(optimizers=[optimizer]), module)
+        return optimizer.param_groups
+
+    hostile: dict[str, Any] = {**torch.optim.AdamW(module.parameters(), lr=0.25).param_groups[0], "maximize": True}
+    hostile |= {"fused": True, "capturable": True}
+    head, backbone = ({"params": [f"{one}.weight", f"{one}.bias"]} for one in ("head", "backbone"))
+    found = start(hostile | head, hostile | backbone)
+    assert [(one["lr"], one["maximize"], one["fused"], one["capturable"]) for one in found] == [
+        (0.25, False, None, False)
+    ] * 2
+    for groups in (
+        [hostile | backbone], [hostile | head, hostile | head], [hostile | head | {"lr": "x"}],
+        [hostile | {"params": ["nothing.weight"]}],
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match=r"lightning\.ckpt"):
+            start(*groups)
 
 
 class Own:

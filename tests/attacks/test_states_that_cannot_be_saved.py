@@ -209,15 +209,15 @@ def test_metrics_of_lightning(metrics: Any) -> None:
 
 @pytest.mark.parametrize("value", ["x", -1, 10**30, 1.5, True, None])
 def test_counts_of_lightning(value: Any) -> None:
-    from safepoint.training.integrations.lightning.lightning_parts import _check_counts
+    from safepoint.training.integrations.lightning.loop_counts import check_counts
 
     good = {
         "fit_loop": {"state_dict": {"a": "b"}, "epoch_progress": {"total": {"ready": 5}, "current": {"ready": 1}}}
     }
-    _check_counts(good)
+    check_counts(good)
     for part in ("total", "current"):
         with pytest.raises(ValueError, match="count of a loop"):
-            _check_counts({**good, "val_loop": [{}, 5], "epoch_loop": {"progress": {part: {"completed": value}}}})
+            check_counts({**good, "val_loop": [{}, 5], "epoch_loop": {"progress": {part: {"completed": value}}}})
 
 
 @pytest.mark.parametrize("value", ["x", -1, 10**30, None])

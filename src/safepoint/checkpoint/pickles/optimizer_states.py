@@ -83,6 +83,27 @@ def checked_optimizers(where: object, *optimizers: torch.optim.Optimizer) -> Gen
             one.check(where)
 
 
+@contextlib.contextmanager
+def with_own_groups(where: object, *optimizers: torch.optim.Optimizer) -> Generator[None]:
+    """Let other code replace the groups of optimizers in the block, by groups from a checkpoint.
+
+    The settings that say how a step is computed stay those of the script, as in `checked_optimizers`.
+
+    Args:
+        where: the file or the checkpoint that the groups come from; named in errors.
+        optimizers: the optimizers whose groups may be replaced.
+
+    Raises:
+        CheckpointError: a setting of a group does not fit, or a parameter of the script is left out or repeated. The
+            optimizer gets its earlier groups back.
+    """
+    before = [_Before(one) for one in optimizers]
+    yield
+    for one in before:
+        with one.restored_on_error():
+            one.check_groups(where)
+
+
 class _Before:
     """An optimizer, with the state and the settings that it had before it loaded a state."""
 
@@ -127,13 +148,36 @@ class _Before:
             _check_settings(group, own, where)
         return {**saved, "param_groups": [_with_own(group, own, self._own) for group, own in pairs]}
 
+    def check_groups(self, where: object) -> None:
+        """Check groups that have replaced those of the optimizer. Groups may have been added.
+
+        Raises:
+            CheckpointError: a setting does not fit, or a parameter is left out or repeated.
+        """
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
+        if groups is self._groups:
+            return
+        parameters = [id(one) for group in groups for one in group["params"]]
+        earlier = {id(one) for group in self._groups for one in group["params"]}
+        if len(groups) < len(self._groups) or len(set(parameters)) < len(parameters) or earlier - set(parameters):
+            raise _refusal(where, "its groups of parameters leave out or repeat a parameter of the optimizer")
+        added = {**self._optimizer.defaults, **self._settings[0]}
+        self._keep_settings(where, self._settings + [added] * (len(groups) - len(self._settings)))
+
     def check(self, where: object) -> None:
         """Check the state and the settings that the optimizer has loaded.
 
         Raises:
             CheckpointError: the state or a setting does not fit.
         """
-        for group, own in zip(self._optimizer.param_groups, self._settings, strict=True):
+        self._keep_settings(where, self._settings)
+        _States(self._optimizer, where).check()
+        fault = fault_of_step(self._optimizer, self._settings)
+        if fault:
+            raise _refusal(where, fault)
+
+    def _keep_settings(self, where: object, settings: list[dict[str, Any]]) -> None:
+        for group, own in zip(self._optimizer.param_groups, settings, strict=True):
             _check_settings(group, own, where)
             for name, setting in own.items():
                 if name in group:
@@ -142,10 +186,6 @@ class _Before:
             for name in group.keys() - changed.keys():
                 del group[name]
             group.update(changed)
-        _States(self._optimizer, where).check()
-        fault = fault_of_step(self._optimizer, self._settings)
-        if fault:
-            raise _refusal(where, fault)
 
 
 class _States:

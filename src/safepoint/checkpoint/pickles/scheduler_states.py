@@ -61,12 +61,27 @@ def _checked(where: object, scheduler: Any, most: int | None) -> contextlib.Abst
     original = scheduler.load_state_dict
 
     def load_state_dict(state_dict: Any) -> None:
-        fault = _fault(scheduler, state_dict, most)
-        if fault:
-            raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote the checkpoint")
-        original(_with_floats(scheduler, state_dict))
+        original(checked_state(where, scheduler, state_dict, most))
 
     return temporarily(scheduler, load_state_dict=load_state_dict)
+
+
+def checked_state(where: object, scheduler: Any, state: Any, most: int | None = None) -> Any:
+    """Check the state that a scheduler of torch is about to load, and return what it has to load.
+
+    Args:
+        where: the file, for the error.
+        scheduler: the scheduler.
+        state: the state.
+        most: the limit of its counts; None for no limit.
+
+    Raises:
+        CheckpointError: see `checked_schedulers`.
+    """
+    fault = _fault(scheduler, state, most)
+    if fault:
+        raise refusal(where, fault, "otherwise create the scheduler as in the run that wrote the checkpoint")
+    return _with_floats(scheduler, state)
 
 
 def _fault(scheduler: Any, state: Any, most: int | None) -> str:

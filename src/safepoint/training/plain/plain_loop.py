@@ -17,7 +17,7 @@ from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import Peers
-from safepoint.training.plain.data.position import DataSource, Position, Shared
+from safepoint.training.plain.data.position import DataSource, Position, Shared, excess_of
 from safepoint.training.plain.state.parts import Parts, parameters_of
 from safepoint.training.start.claim import Attempt
 from safepoint.training.start.copies import ResumePoint
@@ -123,24 +123,30 @@ class PlainLoop:
         """
         path, manifest = self._rank_file(point.path, point.manifest.world_size), point.manifest
 
-        def read() -> tuple[int, int, Shared] | None:
+        def read() -> tuple[int, int, Shared, str] | None:
             if not path.is_file():
                 return None
             with states_of(path):
                 mine = load_plain(path)
                 position = Position(**mine["position"])
-                return int(mine.get("step", manifest.step)), position.epoch, self._data.shared(position)
+                step, shared = int(mine.get("step", manifest.step)), self._data.shared(position)
+                fault = excess_of(self._data.positions(position), manifest)
+            if not fault and self._place.is_first:
+                fault = self._parts.contradiction_in(point.path, manifest, position)
+            return step, position.epoch, shared, fault
 
         found = on_all_ranks(peers, read)
         places: dict[Hashable, tuple[int, Hashable]] = {}
         for rank, one in enumerate(found):
             if one is None:
                 continue
-            step, epoch, (pace, place) = one
+            step, epoch, (pace, place), fault = one
             if step != manifest.step:
                 return f"the file of rank {rank} is of step {step}, and the manifest says step {manifest.step}"
             if epoch > manifest.epoch + 1:  # the training would end at once, as if it were complete
                 return f"rank {rank} has a position in epoch {epoch}, and the manifest says epoch {manifest.epoch:g}"
+            if fault:
+                return fault
             other, other_place = places.setdefault(pace, (rank, place))
             if other_place != place:
                 return f"the files of the ranks {other} and {rank} have different positions in the data"

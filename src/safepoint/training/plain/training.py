@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 
+from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.errors import UsageError
@@ -102,6 +103,12 @@ class Training:
         """The identifier of the run; known after `agree`."""
         assert self._start is not None
         return self._start.attempt.run_id
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the checkpoint that the training resumes from; known after `agree`."""
+        assert self._start is not None
+        return self._start.point.manifest if self._start.point is not None else None
 
     # ---- the call -----------------------------------------------------------------------------------------------
 

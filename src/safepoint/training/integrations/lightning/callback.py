@@ -5,6 +5,7 @@ ends with the epoch. At these points, Lightning's loops can be left and entered 
 left out.
 """
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -19,11 +20,14 @@ from safepoint.errors import UsageError
 from safepoint.foundation.units import plural
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
+from safepoint.training.integrations.lightning.callback_states import SCORE, watch_later_loads
 from safepoint.training.integrations.lightning.lightning_data import LightningData
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
 from safepoint.training.start.copies import verify_best
 
+_MOST_METRICS = 10_000
+"""The most metrics in a checkpoint. Each one takes time in each save."""
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 
 
@@ -77,7 +81,8 @@ class SafepointCallback(Checkpoint):
         """What Lightning does not save: a stop request, and the metrics that schedulers use."""
         if self._trainer is None:
             return {}
-        metrics = {name: torch.as_tensor(value).clone() for name, value in self._trainer.callback_metrics.items()}
+        kept = itertools.islice(self._trainer.callback_metrics.items(), _MOST_METRICS)
+        metrics = {name: torch.as_tensor(value).clone() for name, value in kept}
         return {"should_stop": bool(self._trainer.should_stop), "metrics": metrics}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -108,6 +113,8 @@ class SafepointCallback(Checkpoint):
         self._context, self._trainer, self._training, self._root = context, trainer, training, training.root
         self._run_id = training.run_id
         self._override(data, parts, folder)
+        if folder is not None:
+            self._overrides.enter_context(watch_later_loads(folder / STATE, trainer.callbacks, parts.optimizers))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -178,6 +185,7 @@ class SafepointCallback(Checkpoint):
             self._steps = int(self._trainer.global_step)
             if folder is not None:
                 with states_of(folder / STATE):
+                    parts.check_restored(folder, training.manifest, data.resumed)
                     self._resume(data)
 
         def set_up_data(original: Callable[[], None]) -> None:
@@ -282,16 +290,18 @@ class SafepointCallback(Checkpoint):
 
 
 def _checked_metrics(saved: Any) -> dict[str, torch.Tensor]:
-    """Return the metrics of a checkpoint. Later saves read them, so each must be a dense tensor with one number.
+    """Return the metrics of a checkpoint. Later saves read them, so each must be a tensor with one real number.
 
     Raises:
-        ValueError: a metric is not such a tensor, or its values are not in memory.
+        ValueError: a metric is not such a tensor, or there are too many metrics.
     """
     metrics: dict[Any, Any] = cast("dict[Any, Any]", saved) if isinstance(saved, dict) else {None: saved}
+    if len(metrics) > _MOST_METRICS:
+        raise ValueError(f"there are {len(metrics)} metrics, and {_MOST_METRICS} is the limit")
     for name, value in metrics.items():
-        is_number = type(value) is torch.Tensor and value.numel() == 1 and value.layout is torch.strided
-        if not isinstance(name, str) or not is_number or value.is_meta or value.is_quantized or value.is_nested:
-            raise ValueError(f"the metric {name!r:.80} is not a tensor with one number")
+        if not isinstance(name, str):
+            raise ValueError(f"the metric {name!r:.80} has no name")  # noqa: TRY004  one kind of error for all metrics
+        SCORE.check(f"the metric {name!r:.80}", value)
     return metrics
 
 

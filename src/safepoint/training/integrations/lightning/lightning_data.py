@@ -15,6 +15,8 @@ from safepoint.training.plain.data.position import DataProgress, Position, Share
 from safepoint.training.plain.data.tracked_data import TrackedData
 from safepoint.training.state.rng import restore_rng
 
+_MOST_LOADERS = 1024
+
 
 class TrackedLoader:
     """Wraps a loader, and tracks the position in it. All other attributes come from the wrapped loader.
@@ -89,7 +91,8 @@ class LightningData:
     def __init__(self, trainer: Any, report: Callable[[str], None]) -> None:
         self._trainer = trainer
         self._report = report
-        self._resumed: Position | None = None
+        self.resumed: Position | None = None
+        """The position of the checkpoint; None if the run did not resume, and after its first epoch has begun."""
         self._rng: dict[str, Any] = {}
         self.is_between_epochs = False
         """Whether an epoch has ended and the next epoch has not started."""
@@ -153,6 +156,10 @@ class LightningData:
         only = (loaders[0].epoch, loaders[0].batches) if len(loaders) == 1 else ()
         return Shared((), (position.epoch, position.batches, len(loaders), *only))
 
+    def positions(self, position: Position) -> list[Position]:
+        """See `DataSource`: the position of the Trainer, and those of all loaders."""
+        return [position, *_loader_positions(position)]
+
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
         """See `DataSource`. The loaders get their positions later, in `begin_loop`.
 
@@ -167,13 +174,13 @@ class LightningData:
                 hint="use the number of ranks and the batch size of the run that wrote the checkpoint, resume from "
                 "the end of an epoch, or start from the beginning with --from-scratch",
             )
-        self._resumed, self._rng = position, rng
+        self.resumed, self._rng = position, rng
         self.is_between_epochs = not position.batches
         restore_rng(rng)
 
     def begin_loop(self) -> None:
         """In a resumed run, set the positions of the loaders. Lightning has just made the loaders."""
-        position = self._resumed
+        position = self.resumed
         if position is None:
             return
         with states_of("the position of a data loader in the checkpoint"):
@@ -188,7 +195,7 @@ class LightningData:
     def begin_epoch(self) -> None:
         """At the first epoch of a run that resumes between two epochs, restore the random number states."""
         self.is_between_epochs = False
-        resumed, self._resumed = self._resumed, None
+        resumed, self.resumed = self.resumed, None
         if resumed is not None and not resumed.batches:
             restore_rng(self._rng)
 
@@ -196,4 +203,6 @@ class LightningData:
 def _loader_positions(position: Position) -> list[Position]:
     """The positions of all loaders, from the position that a checkpoint has."""
     states: list[dict[str, Any]] = position.loader or []
+    if len(states) > _MOST_LOADERS:
+        raise ValueError(f"there are positions of {len(states)} loaders, and {_MOST_LOADERS} is the limit")
     return [Position(**state) for state in states]

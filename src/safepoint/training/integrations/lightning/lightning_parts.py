@@ -1,27 +1,35 @@
 """The state of a Lightning Trainer: what `Trainer.save_checkpoint` writes into its file."""
 
 import contextlib
-import logging
-import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from lightning.pytorch.plugins import CheckpointIO
 
+from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
-from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
-from safepoint.checkpoint.pickles.temporary_attributes import temporarily
-from safepoint.errors import CheckpointError, ConflictError, printable
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
+from safepoint.errors import CheckpointError, ConflictError
 from safepoint.foundation.environment import Place
-from safepoint.foundation.field_types import MOST_COUNT, NUMBER
+from safepoint.foundation.field_types import MOST_COUNT
+from safepoint.training.integrations.lightning.callback_states import (
+    check_averages,
+    check_state,
+    is_of_lightning,
+    with_own_paths,
+)
+from safepoint.training.integrations.lightning.loop_counts import check_counts, contradiction_of, reached
+from safepoint.training.plain.data.position import Position
 from safepoint.training.plain.state.parts import Parts
 
 STATE = "lightning.ckpt"
@@ -29,12 +37,6 @@ STATE = "lightning.ckpt"
 _MODEL = "model.ckpt"
 _COPIED = {"state_dict", "optimizer_states"}
 """The parts of a checkpoint that may stay mapped until they are copied; see `restore_states`."""
-_COUNTS = {"total", "current", "_batches_that_stepped"}
-"""The entries in the state of a loop that are counts, or contain counts."""
-_EVENTS = {"ready", "started", "processed", "completed"}
-"""The counts that a loop can have of an event."""
-_SCORES = ("best_model_score", "current_score", "kth_value")
-_log = logging.getLogger("safepoint")
 
 
 class LightningParts(Parts):
@@ -77,6 +79,52 @@ class LightningParts(Parts):
     def load(self, folder: Path) -> None:
         """Do nothing: Lightning has already loaded the state, through `restore`."""
 
+    def contradiction_in(self, folder: Path, manifest: Manifest, position: Position) -> str:
+        """See `Parts`: the counts of Lightning's loops, by which Lightning ends a training."""
+        path = folder / STATE
+        if not path.is_file():
+            return ""
+        try:
+            found = restricted_load(path, map_location="cpu", mmap=True)
+        except (OSError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001  `restore` reports that the file is invalid, or loads objects in it
+            return ""
+        return self._contradiction_in(_entry(_entry(found, "loops"), "fit_loop"), manifest, position)
+
+    def check_restored(self, folder: Path, manifest: Manifest | None, position: Position | None) -> None:
+        """Check the counts that Lightning's loops have after `restore_states`.
+
+        Lightning has converted states of older releases, so the loops may have other counts than the file.
+
+        Raises:
+            CheckpointError: the counts contradict the manifest.
+        """
+        if manifest is None or position is None:
+            return
+        fault = self._contradiction_in(self._trainer.fit_loop.state_dict(), manifest, position)
+        if fault:
+            raise refusal(folder / STATE, fault)
+
+    def _contradiction_in(self, fit_loop: Any, manifest: Manifest, position: Position) -> str:
+        trainer = self._trainer
+        numbers = [trainer.accumulate_grad_batches]
+        for callback in trainer.callbacks:
+            if isinstance(callback, GradientAccumulationScheduler):
+                numbers += callback.scheduling.values()
+        try:
+            check_counts(fit_loop)
+            fault = contradiction_of(
+                reached(fit_loop),
+                manifest,
+                position,
+                is_automatic=bool(trainer.lightning_module.automatic_optimization),
+                accumulation=max(1, min(numbers)),
+            )
+        except ValueError as error:
+            fault = str(error)
+        return f"{STATE} is invalid: {fault}" if fault else ""
+
     def restore(self, folder: Path, weights_only: bool | None, restore: Callable[[Path, bool | None], None]) -> None:
         """Restore modules and callbacks from a checkpoint. Lightning restores the rest later, in `restore_states`.
 
@@ -99,7 +147,7 @@ class LightningParts(Parts):
         self._is_mapped = not self._has_hook()
         with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
             restore(folder / STATE, weights_only)
-            _check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
+            check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
 
     def restore_states(self, folder: Path, restore: Callable[[], None]) -> None:
         """Restore loops, optimizers and schedulers.
@@ -118,6 +166,7 @@ class LightningParts(Parts):
             checked_schedulers(path, *schedulers, most_steps=most_scheduler_steps(folder)),
             checked_scalers(path),
         ):
+            self._check_numbers()
             restore()
             for optimizer in self.optimizers() if self._is_mapped else []:
                 for parameter, state in optimizer.state.items():
@@ -141,129 +190,64 @@ class LightningParts(Parts):
     def _checked_callbacks(self) -> Generator[None]:
         """While the block runs, check the states that Lightning's own callbacks load.
 
-        A callback does not check its state. If a value had another type, such as a text as the best score, each start
-        of the run would fail in a later epoch.
-
-        If a state of ModelCheckpoint names a file that this callback cannot have written, the state is not loaded.
-        ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads
-        one of these files, and by default does not restrict what its pickle may call. Another person may have written
-        the checkpoint. So its states must not name files outside of the folder of ModelCheckpoint.
+        If a state of ModelCheckpoint names a file that this callback cannot have written, the state is not loaded:
+        another person may have written the checkpoint; see `with_own_paths`.
 
         The state is checked when the callback gets it, and not when the file is read. In between, Lightning renames
         the states of older releases, and moves values into them.
         """
-        with contextlib.ExitStack() as stack:
+
+        def load(original: Callable[[Any], None], callback: Any, state_dict: Any) -> None:
+            checked = check_state(callback, state_dict, **self._done())
+            if isinstance(callback, ModelCheckpoint):
+                checked = with_own_paths(callback, checked)
+            if checked is not None:
+                original(checked)
+
+        def load_averages(original: Callable[..., None], trainer: Any, module: Any, checkpoint: Any) -> None:
+            check_averages(checkpoint, **self._done())
+            original(trainer, module, checkpoint)
+
+        def load_of(callback: Any) -> Callable[..., None]:
+            def loaded(original: Callable[..., None], state_dict: Any) -> None:
+                load(original, callback, state_dict)
+
+            return loaded
+
+        with Overrides() as overrides:
             for callback in self._trainer.callbacks:
-                if isinstance(callback, ModelCheckpoint):
-                    stack.enter_context(_with_own_paths(callback))
-                elif cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
-                    stack.enter_context(_with_own_kinds(callback))
+                if is_of_lightning(callback):
+                    overrides.override(callback, "load_state_dict", load_of(callback))
+                if isinstance(callback, WeightAveraging):
+                    overrides.override(callback, "on_load_checkpoint", load_averages)
             yield
 
+    def _done(self) -> dict[str, int]:
+        """The optimizer steps and epochs in the checkpoint that Lightning is loading."""
+        loaded: Any = self._trainer._checkpoint_connector._loaded_checkpoint
+        loops = _entry(loaded, "loops")
+        try:
+            check_counts(loops)
+            found = reached(_entry(loops, "fit_loop"))
+        except ValueError:
+            # `check_restored` checks the counts that a training has. Here, they are only limits.
+            return {"steps": MOST_COUNT, "epochs": MOST_COUNT}
+        return {"steps": found.most_steps, "epochs": found.epochs}
 
-def _with_own_kinds(callback: Any) -> contextlib.AbstractContextManager[None]:
-    original = callback.load_state_dict
+    def _check_numbers(self) -> None:
+        """Check that there is a state for each optimizer and scheduler. Otherwise Lightning leaves out some.
 
-    def load_state_dict(state_dict: dict[str, Any]) -> None:
-        own: dict[str, Any] = callback.state_dict()
-        for name, value in state_dict.items():
-            if name in own and not _is_alike(value, own[name]):
-                raise ValueError(f"{name!r} of {type(callback).__name__} has another type than the callback's value")
-        original(state_dict)
-
-    return temporarily(callback, load_state_dict=load_state_dict)
-
-
-def _is_alike(value: Any, own: Any) -> bool:
-    """Whether a value from a checkpoint can replace a callback's own value. None means that it is not known yet."""
-    kind = cast("type[Any]", type(own))
-    if value is None or own is None:
-        return True
-    if isinstance(own, torch.Tensor):
-        return isinstance(value, torch.Tensor) and value.shape == own.shape and value.layout is own.layout
-    if isinstance(own, bool | int | float):
-        return isinstance(value, bool) or NUMBER.fits(value)
-    if isinstance(own, dict) and isinstance(value, dict):
-        known, saved = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value)
-        return all(_is_alike(one, known[name]) for name, one in saved.items() if name in known)
-    return isinstance(value, kind)
-
-
-def _with_own_paths(callback: ModelCheckpoint) -> contextlib.AbstractContextManager[None]:
-    original = callback.load_state_dict
-
-    def load_state_dict(state_dict: dict[str, Any]) -> None:
-        _check_scores(state_dict)
-        other = _other_path(state_dict, callback)
-        if other is None:
-            original(state_dict)
-            return
-        _log.warning(
-            "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
-            "best models are chosen among new models",
-            printable(repr(other)),
-            callback.dirpath,
-        )
-
-    return temporarily(callback, load_state_dict=load_state_dict)
-
-
-def _check_scores(state: dict[str, Any]) -> None:
-    """Check the scores in the state of a ModelCheckpoint. It will compare them with the scores of later epochs.
-
-    Raises:
-        ValueError: a score is not a tensor with one number.
-    """
-    best: Any = state.get("best_k_models")
-    scores = [state.get(name) for name in _SCORES]
-    scores += list(cast("dict[str, Any]", best).values()) if isinstance(best, dict) else []
-    for score in scores:
-        if score is not None and not (isinstance(score, torch.Tensor) and score.numel() == 1):
-            raise ValueError("a score of ModelCheckpoint is not a tensor with one number")
-
-
-def _check_counts(state: Any, *, are_counts: bool = False) -> None:
-    """Check the counts in the state of Lightning's loops. Lightning does not check them, and manifests contain them.
-
-    Args:
-        state: the state of the loops, or a part of this state.
-        are_counts: whether all values in `state` are counts.
-
-    Raises:
-        ValueError: a count is not a whole number, or is too large.
-    """
-    if isinstance(state, dict):
-        for name, value in cast("dict[Any, Any]", state).items():
-            # Lightning makes an attribute of each entry. An entry with another name could hide a method.
-            if are_counts and name not in _EVENTS:
-                raise ValueError(f"a loop has no count {name!r:.80}")
-            _check_counts(value, are_counts=are_counts or name in _COUNTS)
-    elif are_counts and (type(state) is not int or not 0 <= state <= MOST_COUNT):
-        raise ValueError(f"a count of a loop is {state!r:.80}")
-
-
-def _other_path(state: Any, callback: ModelCheckpoint) -> object:
-    """Return a path in the state of a ModelCheckpoint that names no file of this callback; None if there is none."""
-    if not isinstance(state, dict):
-        return None
-    known = cast("dict[str, Any]", state)
-    named: list[object] = list(known.get("best_k_models") or ())
-    named += [known.get(name) for name in ("best_model_path", "kth_best_model_path", "last_model_path")]
-    for path in named:
-        if path and not _is_file_of(path, callback):
-            return path
-    return None
-
-
-def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
-    folder = str(callback.dirpath or "")
-    if not isinstance(path, str) or not folder or not path.endswith(callback.FILE_EXTENSION):
-        return False
-    if not path.startswith(f"{folder.rstrip('/')}/"):
-        # Lightning makes the folder absolute, but not each path in it.
-        path, folder = os.path.abspath(path), os.path.abspath(folder)
-    inner = path.removeprefix(f"{folder.rstrip('/')}/")
-    return inner != path and not {"", ".", ".."} & set(inner.split("/"))
+        StochasticWeightAveraging replaces the scheduler of the script: then there are more states than schedulers.
+        """
+        loaded: Any = self._trainer._checkpoint_connector._loaded_checkpoint
+        for name, entry, number in (
+            ("optimizers", "optimizer_states", len(self.optimizers())),
+            ("schedulers", "lr_schedulers", len(self._trainer.lr_scheduler_configs)),
+        ):
+            states: Any = loaded.get(entry)
+            found = len(cast("list[Any]", states)) if isinstance(states, list | tuple) else -1
+            if found < number or (name == "optimizers" and found != number):
+                raise ValueError(f"{entry!r} is not a list of {number} states, one for each of the script's {name}")
 
 
 class DirectCheckpointIO(CheckpointIO):
@@ -324,3 +308,8 @@ class DirectCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """Remove a file."""
         Path(path).unlink(missing_ok=True)
+
+
+def _entry(values: Any, name: str) -> Any:
+    """The entry of a dictionary; None if there is none, or if `values` is not a dictionary."""
+    return cast("dict[Any, Any]", values).get(name) if isinstance(values, dict) else None

@@ -6,7 +6,7 @@ then has a generator of its own, the text can end with `GENERATED`.
 """
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +29,10 @@ _INDEPENDENT = "DistributedSampler"
 _DEALT = {ACCELERATED + name for name in ("SequentialSampler", "SeedableRandomSampler", f"RandomSampler{GENERATED}")}
 """Accelerate's samplers whose order does not depend on the number of ranks: all ranks draw the same order, and
 Accelerate assigns its batches to the ranks in turn."""
+_MOST_IN_STEP = 1 << 12
+"""The most batches of an optimizer step, in multiples of the batches of the last step."""
+_MOST_AHEAD = 1024
+"""Batches by which ranks may differ, if a loop leaves out batches on some ranks only."""
 _KINDS: dict[str, Kind] = {
     "epoch": COUNT,
     "batches": COUNT,
@@ -139,9 +143,38 @@ class DataSource(Protocol):
         """
         ...
 
+    def positions(self, position: Position) -> list[Position]:
+        """`position`, and the positions of single loaders that it contains.
+
+        Raises:
+            ValueError: the position of a loader is invalid.
+        """
+        ...
+
     def resume(self, position: Position, rng: dict[str, Any]) -> None:
         """Continue from `position`, with the random number states that belong to it."""
         ...
+
+
+def excess_of(positions: Iterable[Position], manifest: Manifest) -> str:
+    """Why a run of the size that the manifest states cannot have reached these positions; empty if it can have.
+
+    To resume within an endless stream, a run reads and drops the batches before its position. With a position of any
+    size, this would never end.
+
+    Args:
+        positions: the positions in a checkpoint, of one rank.
+        manifest: the manifest of the checkpoint.
+    """
+    in_batch = max(1, manifest.global_batch // manifest.gradient_accumulation)
+    by_steps = max(1, manifest.step) * manifest.gradient_accumulation
+    # If steps had other numbers of batches than the last step, the samples say how many batches there were.
+    by_samples = min(manifest.samples_seen // in_batch, by_steps * _MOST_IN_STEP)
+    most = 2 * max(by_steps, by_samples) + _MOST_AHEAD
+    batches = max((one.batches for one in positions), default=0)
+    if batches <= most:
+        return ""
+    return f"its position is after {batches} batches of an epoch, and the manifest says step {manifest.step}"
 
 
 def rescale_position(

@@ -156,6 +156,10 @@ class TrackedData:
             return Shared((), ())
         return Shared((position.taken, num_batches), (position.epoch, position.batches))
 
+    def positions(self, position: Position) -> list[Position]:
+        """See `DataSource`: the only position. A loader's own state is not examined."""
+        return [position]
+
     @property
     def _exact_num_batches(self) -> int | None:
         """Batches of this rank in an epoch; None if they are not known, or the loader may state a wrong number."""

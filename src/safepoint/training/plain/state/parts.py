@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from safepoint.checkpoint.format.digest import digest_bytes
+from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
@@ -21,6 +22,7 @@ from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
+from safepoint.training.plain.data.position import Position
 from safepoint.training.plain.state.part_checks import (
     check_savable,
     check_whole,
@@ -70,6 +72,18 @@ class Parts(ABC):
         loaded.
         """
         return None
+
+    def contradiction_in(self, folder: Path, manifest: Manifest, position: Position) -> str:
+        """How the state in a checkpoint contradicts the manifest of the checkpoint; empty if it does not.
+
+        Only the first rank calls this method, before a checkpoint is chosen.
+
+        Args:
+            folder: a verified checkpoint.
+            manifest: its manifest.
+            position: the position of the first rank in its data.
+        """
+        return ""
 
     @abstractmethod
     def write(self, folder: Path) -> None:

@@ -1,0 +1,271 @@
+"""Checks the states that the callbacks of Lightning load. An attacker may have written them.
+
+A callback does not check its state, and uses it later: in `on_fit_start`, in an epoch, or at an evaluation. With a
+value of another kind, each start of the run would fail there, with an error that names no file. So for each callback
+of Lightning, a table states the kinds of its values. Settings that the script gave to the callback are not loaded.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    EarlyStopping,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
+from torch.optim.swa_utils import SWALR
+
+from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.optimizer_states import with_own_groups
+from safepoint.checkpoint.pickles.scheduler_states import checked_state
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
+from safepoint.errors import printable
+from safepoint.foundation.field_types import COUNT, NAMED, NUMBER, Kind, finite, whole
+
+_log = logging.getLogger("safepoint")
+_REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_WHOLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_MOST_SECONDS = 1e10
+"""More than three hundred years; still a valid `timedelta`."""
+
+
+def _is_real_number(value: Any, *, may_be_nan: bool = True) -> bool:
+    is_dense = type(value) is torch.Tensor and value.layout is torch.strided and value.numel() == 1
+    if not is_dense or value.is_meta or value.is_quantized or value.is_nested:
+        return False
+    return value.dtype in _REAL | _WHOLE and (may_be_nan or float(value) == float(value))
+
+
+def _is_elapsed(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        one is None or (NUMBER.fits(one) and 0 <= one <= _MOST_SECONDS)
+        for one in cast("dict[Any, Any]", value).values()
+    )
+
+
+def _are_scores(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(path, str) and _is_real_number(score) for path, score in cast("dict[Any, Any]", value).items()
+    )
+
+
+def _are_groups(value: Any) -> bool:
+    """Whether a value can be what BaseFinetuning knows of optimizers: groups, with the names of their parameters."""
+    if not isinstance(value, dict):
+        return False
+    numbered = [one for number, one in cast("dict[Any, Any]", value).items() if isinstance(number, int)]
+    groups = [group for one in numbered if isinstance(one, list) for group in cast("list[Any]", one)]
+    return all(isinstance(one, list) and cast("list[Any]", one) for one in numbered) and all(map(_is_group, groups))
+
+
+def _is_group(group: Any) -> bool:
+    names: Any = group.get("params") if NAMED.fits(group) else None
+    return isinstance(names, list) and all(isinstance(name, str) for name in cast("list[Any]", names))
+
+
+SCORE = Kind(words="a tensor in memory with one real number", fits=_is_real_number)
+"""A metric, or the score of a model."""
+_BEST = Kind(words=SCORE.words, fits=partial(_is_real_number, may_be_nan=False))
+_MAPPING = Kind(words="a mapping", fits=lambda value: isinstance(value, Mapping))
+_KINDS: dict[type[Any], dict[str, Kind]] = {
+    BaseFinetuning: {
+        "internal_optimizer_metadata": Kind(words="groups of parameters", fits=_are_groups),
+        "previous_backbone_lr": finite(0).optional,
+    },
+    EarlyStopping: {"wait_count": COUNT, "stopped_epoch": COUNT, "best_score": _BEST.optional, "patience": COUNT},
+    ModelCheckpoint: {
+        "best_model_score": SCORE.optional,
+        "current_score": SCORE.optional,
+        "kth_value": SCORE.optional,
+        "best_k_models": Kind(words="a dictionary of paths with scores", fits=_are_scores).optional,
+    },
+    StochasticWeightAveraging: {
+        "n_averaged": COUNT,
+        "latest_update_epoch": whole(-1),
+        "scheduler_state": _MAPPING.optional,
+        "average_model_state": _MAPPING.optional,
+    },
+    Timer: {"time_elapsed": Kind(words="numbers of seconds", fits=_is_elapsed)},
+    WeightAveraging: {"latest_update_step": COUNT},
+}
+_SETTINGS = {EarlyStopping: ("patience",)}
+"""The settings that the script decides."""
+_BY_STEPS, _BY_EPOCHS = ("latest_update_step",), ("n_averaged", "latest_update_epoch", "stopped_epoch")
+"""The counts that cannot exceed the steps, or the epochs, that the Trainer has done."""
+
+
+def is_of_lightning(callback: Any) -> bool:
+    """Whether Lightning defines the class of a callback, or the script derived it from a class in the table."""
+    is_own = cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning."))
+    return is_own or isinstance(callback, tuple(_KINDS))
+
+
+def check_state(callback: Any, state: Any, *, steps: int, epochs: int) -> dict[str, Any]:
+    """Check the state that a callback is about to load.
+
+    Args:
+        callback: a callback of Lightning, or of a class that the script derived from one.
+        state: the state from the checkpoint.
+        steps: optimizer steps that the Trainer has done.
+        epochs: epochs that the Trainer has done.
+
+    Returns:
+        The state, with the script's settings.
+
+    Raises:
+        TypeError: the state is not a dictionary.
+        ValueError: a value is of another kind, or exceeds what the Trainer has done.
+    """
+    name = type(callback).__name__
+    if not isinstance(state, dict):
+        raise TypeError(f"the state of {name} is not a dictionary")
+    saved = dict(cast("dict[str, Any]", state))
+    if isinstance(callback, BaseFinetuning) and "internal_optimizer_metadata" not in saved:
+        saved = {"internal_optimizer_metadata": saved, "previous_backbone_lr": saved.get("previous_backbone_lr")}
+    for kind, kinds in _KINDS.items():
+        for field, one in kinds.items() if isinstance(callback, kind) else ():
+            if field in saved:
+                one.check(f"{field!r} of {name}", saved[field])
+        for setting in _SETTINGS.get(kind, ()) if isinstance(callback, kind) else ():
+            saved[setting] = getattr(callback, setting)
+    for most, counts in ((steps + epochs, _BY_STEPS), (epochs + 1, _BY_EPOCHS)):
+        for field in counts if isinstance(callback, tuple(_KINDS)) else ():
+            number: Any = saved.get(field)
+            if type(number) is int and number > most:
+                raise ValueError(f"{field!r} of {name} is {number}, and the Trainer can have reached {most}")
+    if cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
+        _check_alike(callback, saved)
+    return saved
+
+
+def check_averages(checkpoint: Any, *, steps: int, epochs: int) -> None:
+    """Check the number of averaged models that a WeightAveraging loads.
+
+    Raises:
+        TypeError: the state is not a dictionary.
+        ValueError: the number is not a whole number, or exceeds what the Trainer has done.
+    """
+    state: Any = checkpoint.get("averaging_state", {})
+    if not isinstance(state, dict):
+        raise TypeError("the state of averaged models is not a dictionary")
+    number = cast("dict[str, Any]", state).get("n_averaged", torch.tensor(0))
+    if not _is_real_number(number) or number.dtype not in _WHOLE or not 0 <= int(number) <= steps + epochs:
+        raise ValueError("'n_averaged' of averaged models is not a number that the Trainer can have reached")
+
+
+def watch_later_loads(where: object, callbacks: Iterable[Any], optimizers: Callable[[], list[Any]]) -> Overrides:
+    """Check what callbacks load after their states: until the returned `Overrides` is closed.
+
+    BaseFinetuning puts groups of parameters into the optimizers in `on_fit_start`. StochasticWeightAveraging loads
+    the state of its scheduler in an epoch.
+
+    Args:
+        where: the file that the states come from; named in errors.
+        callbacks: the callbacks of the Trainer.
+        optimizers: returns the optimizers of the Trainer.
+    """
+
+    def start_fit(original: Callable[..., None], *arguments: Any) -> None:
+        with states_of(where), with_own_groups(where, *optimizers()):
+            original(*arguments)
+
+    def start_epoch(original: Callable[..., None], *arguments: Any) -> None:
+        kind: Any = SWALR
+        load = kind.load_state_dict
+
+        def load_state_dict(self: Any, state_dict: Any) -> None:
+            with states_of(where):
+                load(self, checked_state(where, self, state_dict))
+
+        with temporarily(kind, load_state_dict=load_state_dict):
+            original(*arguments)
+
+    overrides = Overrides()
+    for callback in callbacks:
+        if isinstance(callback, BaseFinetuning):
+            overrides.override(callback, "on_fit_start", start_fit)
+        elif isinstance(callback, StochasticWeightAveraging):
+            overrides.override(callback, "on_train_epoch_start", start_epoch)
+    return overrides
+
+
+def with_own_paths(callback: ModelCheckpoint, state: dict[str, Any]) -> dict[str, Any] | None:
+    """The state of a ModelCheckpoint if it names only files that this callback can have written; None otherwise.
+
+    ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads one of
+    these files, and by default does not restrict what its pickle may call.
+
+    Raises:
+        ValueError: the worst of the best models is not one of them.
+    """
+    other = _other_path(state, callback)
+    if other is None:
+        return _with_worst(callback, state)
+    _log.warning(
+        "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
+        "best models are chosen among new models",
+        printable(repr(other)),
+        callback.dirpath,
+    )
+    return None
+
+
+def _check_alike(callback: Any, saved: dict[str, Any]) -> None:
+    """Check the values that have no entry in the table, by the callback's own values."""
+    known = {name for kind, kinds in _KINDS.items() if isinstance(callback, kind) for name in kinds}
+    own: dict[str, Any] = callback.state_dict()
+    for name, value in saved.items():
+        if name in own and name not in known and not _is_alike(value, own[name]):
+            raise ValueError(f"{name!r} of {type(callback).__name__} has another type than the callback's value")
+
+
+def _is_alike(value: Any, own: Any) -> bool:
+    """Whether a value from a checkpoint can replace a callback's own value. None means that it is not known yet."""
+    kind = cast("type[Any]", type(own))
+    if value is None or own is None:
+        return value is None or isinstance(value, str | bool) or NUMBER.fits(value) or _is_real_number(value)
+    if isinstance(own, torch.Tensor):
+        return isinstance(value, torch.Tensor) and value.shape == own.shape and value.layout is own.layout
+    if isinstance(own, bool | int | float):
+        return isinstance(value, bool) or NUMBER.fits(value)
+    if isinstance(own, dict) and isinstance(value, dict):
+        known, saved = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value)
+        return all(_is_alike(one, known[name]) for name, one in saved.items() if name in known)
+    return isinstance(value, kind)
+
+
+def _with_worst(callback: ModelCheckpoint, saved: dict[str, Any]) -> dict[str, Any]:
+    """The state with a `kth_best_model_path` that is one of the best models. ModelCheckpoint looks up its score."""
+    best: dict[str, Any] = saved.get("best_k_models") or {}
+    path: Any = saved.get("kth_best_model_path")
+    if path and path not in best and best:
+        raise ValueError("'kth_best_model_path' of ModelCheckpoint is not one of its best models")
+    if best and not path and 0 < callback.save_top_k <= len(best):
+        worst = (max if callback.mode == "min" else min)(best, key=best.__getitem__)
+        return {**saved, "kth_best_model_path": worst, "kth_value": best[worst]}
+    return saved
+
+
+def _other_path(state: Mapping[str, Any], callback: ModelCheckpoint) -> object:
+    """Return a path in the state of a ModelCheckpoint that names no file of this callback; None if there is none."""
+    named: list[object] = list(state.get("best_k_models") or ())
+    named += [state.get(name) for name in ("best_model_path", "kth_best_model_path", "last_model_path")]
+    return next((path for path in named if path and not _is_file_of(path, callback)), None)
+
+
+def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
+    folder = str(callback.dirpath or "")
+    if not isinstance(path, str) or not folder or not path.endswith(callback.FILE_EXTENSION):
+        return False
+    if not path.startswith(f"{folder.rstrip('/')}/"):
+        # Lightning makes the folder absolute, but not each path in it.
+        path, folder = os.path.abspath(path), os.path.abspath(folder)
+    inner = path.removeprefix(f"{folder.rstrip('/')}/")
+    return inner != path and not {"", ".", ".."} & set(inner.split("/"))

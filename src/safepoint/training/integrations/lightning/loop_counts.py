@@ -1,0 +1,149 @@
+"""Checks the counts of Lightning's loops: their types, and whether they contradict the manifest.
+
+Lightning ends a training by these counts. If a checkpoint states a later step or epoch than its manifest, the
+training would end at once or early, with exit code 0, as if it were complete.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.foundation.field_types import MOST_COUNT
+from safepoint.training.plain.data.position import Position
+
+_COUNTS = {"total", "current", "_batches_that_stepped"}
+"""The entries in the state of a loop that are counts, or contain counts."""
+_EVENTS = {"ready", "started", "processed", "completed"}
+"""The counts that a loop can have of an event."""
+_FLAG = "is_last_batch"
+
+
+def check_counts(state: Any, *, are_counts: bool = False) -> None:
+    """Check the types of the counts in the state of Lightning's loops.
+
+    Args:
+        state: the state of the loops, or a part of this state.
+        are_counts: whether all values in `state` are counts.
+
+    Raises:
+        ValueError: a count is not a whole number, or is too large.
+    """
+    if isinstance(state, dict):
+        for name, value in cast("dict[Any, Any]", state).items():
+            # Lightning makes an attribute of each entry. An entry with another name could hide a method.
+            if are_counts and name not in _EVENTS:
+                raise ValueError(f"a loop has no count {name!r:.80}")
+            if name == _FLAG and type(value) is not bool:
+                raise ValueError(f"{_FLAG!r} of a loop is {value!r:.80}")
+            check_counts(value, are_counts=are_counts or name in _COUNTS)
+    elif are_counts and (type(state) is not int or not 0 <= state <= MOST_COUNT):
+        raise ValueError(f"a count of a loop is {state!r:.80}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How far the loops of a Trainer are.
+
+    Args:
+        epochs: epochs done.
+        automatic_steps: optimizer steps that Lightning did by itself.
+        manual_steps: optimizer steps that the script did, with manual optimization.
+        batches: the counts of batches in the running epoch, by event. After the end of an epoch, those of this epoch.
+        all_batches: the counts of batches in all epochs, by event.
+        batches_that_stepped: batches with an optimizer step, the steps of loggers.
+        is_last_batch: whether the last batch was the last one of its epoch.
+    """
+
+    epochs: int
+    automatic_steps: int
+    manual_steps: int
+    batches: Mapping[str, int]
+    all_batches: Mapping[str, int]
+    batches_that_stepped: int
+    is_last_batch: bool
+
+    @property
+    def most_steps(self) -> int:
+        """Optimizer steps, of either kind."""
+        return max(self.automatic_steps, self.manual_steps)
+
+
+def reached(fit_loop: Any) -> Reached:
+    """Read how far a Trainer is.
+
+    Args:
+        fit_loop: the state of Lightning's `fit_loop`. Its counts have been checked with `check_counts`.
+
+    Raises:
+        ValueError: a count is missing, or the counts of epochs contradict each other.
+    """
+    epochs, batches = _part(fit_loop, "epoch_progress"), _part(fit_loop, "epoch_loop.batch_progress")
+    automatic = _part(fit_loop, "epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total")
+    manual = _part(fit_loop, "epoch_loop.manual_optimization.optim_step_progress", "total")
+    for one in (_part(epochs, "total"), _part(epochs, "current")):
+        if one.get("processed") != one.get("completed") or one.get("ready", 0) < one.get("completed", 0):
+            raise ValueError("its counts of epochs contradict each other")
+    try:
+        return Reached(
+            epochs=epochs["current"]["processed"],
+            automatic_steps=automatic["completed"],
+            manual_steps=manual["completed"],
+            batches={name: batches["current"][name] for name in sorted(_EVENTS)},
+            all_batches={name: batches["total"][name] for name in sorted(_EVENTS)},
+            batches_that_stepped=_part(fit_loop, "epoch_loop.state_dict")["_batches_that_stepped"],
+            is_last_batch=batches[_FLAG],
+        )
+    except KeyError as error:
+        raise ValueError(f"its loops have no count {error}") from error
+
+
+def contradiction_of(
+    found: Reached, manifest: Manifest, position: Position, *, is_automatic: bool, accumulation: int
+) -> str:
+    """How the counts of a Trainer contradict the manifest of their checkpoint; empty if they do not.
+
+    Args:
+        found: the counts.
+        manifest: the manifest of the checkpoint.
+        position: the position in the data, from the same checkpoint.
+        is_automatic: whether Lightning does the optimizer steps.
+        accumulation: the least number of batches in an optimizer step of the script.
+    """
+    if found.epochs != position.epoch or not position.epoch <= manifest.epoch <= position.epoch + 1:
+        return f"its loops have done {found.epochs} epochs, and the manifest says epoch {manifest.epoch:g}"
+    steps, batches = (found.automatic_steps if is_automatic else found.manual_steps), position.batches
+    # With manual optimization, a batch may have several steps.
+    most = _most_steps(manifest, position, accumulation) if is_automatic else MOST_COUNT
+    if not manifest.step <= steps <= most:
+        return f"its loops have done {steps} optimizer steps, and the manifest says step {manifest.step}"
+    stepped = found.batches_that_stepped
+    if stepped < manifest.step or (is_automatic and stepped > steps + 1):
+        return f"its loops have counted {stepped} batches with a step, and the manifest says step {manifest.step}"
+    if batches and (found.is_last_batch or set(found.batches.values()) != {batches}):
+        return f"its loops have other counts of batches than its position in the data, which is batch {batches}"
+    in_all = found.all_batches
+    is_alike = in_all["started"] == in_all["processed"] == in_all["completed"] <= in_all["ready"]
+    if not is_alike or in_all["completed"] < found.batches["completed"]:
+        return "its counts of batches contradict each other"
+    return ""
+
+
+def _most_steps(manifest: Manifest, position: Position, accumulation: int) -> int:
+    """The most optimizer steps that the Trainer of a checkpoint can have done.
+
+    Usually this is the step of the manifest. But a run may have started from a checkpoint of Lightning. Then it
+    also counts the steps before. All these steps took batches, and the manifest counts the samples of all epochs.
+    """
+    in_batch = max(1, manifest.global_batch // manifest.gradient_accumulation)
+    in_epoch = (manifest.samples_seen // in_batch - position.batches) // max(1, position.epoch)
+    parts = (position.epoch * -(-in_epoch // accumulation), -(-position.batches // accumulation))
+    return max(manifest.step, sum(parts))
+
+
+def _part(state: Any, *names: str) -> dict[str, Any]:
+    for name in names:
+        state = cast("dict[str, Any]", state).get(name) if isinstance(state, dict) else None
+    if not isinstance(state, dict):
+        raise ValueError(f"its loops have no counts {'.'.join(names)!r}")  # noqa: TRY004  the caller expects it
+    return cast("dict[str, Any]", state)
