@@ -10,6 +10,7 @@ SafepointError                 base of all of them
 ├── ConflictError        11   another process uses the folder, or a setting or request conflicts with what exists
 ├── StorageError         13   a folder, an object store or a cluster cannot be used
 │   ├── ObjectNotFoundError  13   there is no object under this key
+│   ├── FolderNotFoundError  10   a command was given a folder that does not exist
 │   ├── ConditionError       13   another writer was first
 │   ├── AccessDeniedError    13   wrong key, no permission; 12 in commands that do not train
 │   ├── NoRoomError          13   a disk has too little free space
@@ -32,11 +33,13 @@ Interrupted (SystemExit)      ends the user's script when the run stops early:
 The rule for messages: say what happened, what was done about it, and what the reader can do.
 """
 
+import copy
 import importlib.util
 import re
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Any, Self
 
 _ADDRESS = re.compile(
     r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]{0,20}:/{1,2})"
@@ -51,6 +54,9 @@ _PARAMETER = re.compile(
 
 
 _MOST_CHARACTERS = 16_384
+_MOST_IN_END = 64
+_CUT_OFF = re.compile(r" … \([0-9,]{1,30} more characters\)\Z")
+"""The end of a text that `message_lines` has cut."""
 
 
 def without_credentials(text: str) -> str:
@@ -81,9 +87,11 @@ def printable_lines(text: str) -> str:
 def message_lines(text: str) -> str:
     """`printable_lines` of the first 16,384 characters of a message, and the number of further characters, if any.
 
-    A message may contain the answer of a server, which may be very long.
+    A message may contain the answer of a server, which may be very long. If this function has cut a text, it does not
+    cut the result again.
     """
-    left_out = len(text) - _MOST_CHARACTERS
+    end = _CUT_OFF.search(text, max(0, len(text) - _MOST_IN_END))
+    left_out = len(text) - _MOST_CHARACTERS - (0 if end is None else len(end[0]))
     if left_out <= 0:
         return printable_lines(text)
     return f"{printable_lines(text[:_MOST_CHARACTERS])} … ({left_out:,} more characters)"
@@ -142,8 +150,25 @@ class SafepointError(Exception):
         self.hint = None if hint is None else message_lines(in_readers_words(hint))
         super().__init__(self.message)
 
+    def with_message(self, message: str, *, hint: str | None) -> Self:
+        """A copy of this error with another message and hint. The constructor of a subclass is not called."""
+        error = copy.copy(self)
+        SafepointError.__init__(error, message, hint=hint)
+        return error
+
     def __str__(self) -> str:
         return f"{self.message} — {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `Exception.__reduce__` would call the constructor with the message, which a subclass need not accept.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[SafepointError], args: tuple[Any, ...], state: dict[str, Any]) -> SafepointError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class UsageError(SafepointError):
@@ -178,6 +203,19 @@ class StorageError(SafepointError):
 
 class ObjectNotFoundError(StorageError):
     """There is no object under this key, or no such bucket."""
+
+
+class FolderNotFoundError(StorageError):
+    """A command was given a folder that does not exist.
+
+    Args:
+        folder: the path of the folder.
+    """
+
+    exit_code = ExitCode.NOT_FOUND
+
+    def __init__(self, folder: object) -> None:
+        super().__init__(f"there is no folder {folder}", hint="check the path")
 
 
 class ConditionError(StorageError):

@@ -16,7 +16,7 @@ pytest.importorskip("lightkube")
 
 from safepoint.cli.claims.from_outside import print_part
 from safepoint.errors import SafepointError, StorageError
-from safepoint.foundation.events.answer_frames import Part
+from safepoint.foundation.events.answer_frames import Ending, FrameWriter, Part
 from safepoint.jobs.cluster.helper import helper, job_storage
 from safepoint.jobs.cluster.helper.helper import HelperError
 from safepoint.jobs.cluster.helper.job_storage import JobStorage, list_in_pod, remove_checkpoints
@@ -131,6 +131,36 @@ def test_codes(code: str) -> None:
     api: Any = Api([frame(0, "end", f'{{"code": {code}}}')])
     with pytest.raises(SafepointError):
         helper._answer(api, {"metadata": {"name": "j"}}, {"metadata": {"name": "p"}}, lambda part, text: None, "2Gi")
+
+
+class SplitLog(io.StringIO):
+    """The log of a container whose runtime splits lines that are longer than 16 KiB, as containerd does."""
+
+    def lines(self) -> list[str]:
+        """The lines as a reader receives them."""
+        size = 16 << 10
+        data = [line.encode() for line in self.getvalue().split("\n")]
+        split = [line[begin : begin + size] for line in data for begin in range(0, len(line) + 1, size)]
+        return [piece.decode(errors="replace") for piece in split if piece]
+
+
+@pytest.mark.parametrize("letter", ["x", "€", "\N{GRINNING FACE}"])
+def test_a_long_answer_of_any_letters(letter: str) -> None:
+    """The output, the message and the hint arrive complete."""
+    log = SplitLog()
+    writer = FrameWriter(log, {})
+    text, message, hint = letter * 50_000, letter * 16_000, f"{letter * 16_000}?"
+    writer.stream(Part.STDOUT).write(text)
+    writer.end(Ending(code=11, message=message, hint=hint))
+    api: Any = Api(log.lines())
+    received: list[tuple[Part, str]] = []
+    job, pod = {"metadata": {"name": "j"}}, {"metadata": {"name": "p"}}
+    ending = helper._answer(api, job, pod, lambda part, text: received.append((part, text)), "2Gi")
+    assert {part for part, _ in received} == {Part.STDOUT}
+    assert "".join(text for _, text in received) == text
+    with pytest.raises(HelperError) as caught:
+        helper.code_of(ending)
+    assert (caught.value.exit_code, caught.value.message, caught.value.hint) == (11, message, hint)
 
 
 class Terminal(io.StringIO):

@@ -78,6 +78,25 @@ def test_links_pipes_and_owners_are_restored(tmp_path: Path) -> None:
     assert folder.stat().st_uid == (folder / "file").stat().st_uid == owner
 
 
+def test_modes_are_restored(tmp_path: Path) -> None:
+    """CRIU refuses a folder or a file that a process has open, if its mode differs. In a pod with an `fsGroup`,
+    folders inherit setgid. No file gets setuid or setgid."""
+    folder, part = tmp_path / "folder", tmp_path / "part-0"
+    (folder / "inner").mkdir(parents=True)
+    part.mkdir()
+    (folder / "file").touch()
+    (folder / "program").touch()
+    modes = {folder: 0o2750, folder / "inner": 0o3770, folder / "file": 0o664, folder / "program": 0o6755}
+    for path, mode in modes.items():
+        path.chmod(mode)
+    carry([folder], part)
+    shutil.rmtree(folder)
+    with set_down(part):
+        pass
+    modes[folder / "program"] = 0o755
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
+
+
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     """By an archive that another program has made, and that is restored with `--trust`."""
     folder, part, outside = tmp_path / "folder", tmp_path / "part-0", tmp_path / "outside"

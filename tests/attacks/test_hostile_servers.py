@@ -93,6 +93,25 @@ def test_a_whole_object_that_is_cut_off(headers: dict[str, str]) -> None:
             store.read("a", deadline_s=clock.monotonic_s() + 1)
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_an_answer_to_a_change_that_is_cut_off(method: str) -> None:
+    """A server may fail after it has sent the status 200, and then describes the error in the body."""
+
+    def answer(request: Request) -> bool:
+        if request.command != method:
+            return False
+        request.send_response(200)
+        request.send_header("Content-Length", "100")
+        request.end_headers()
+        request.wfile.write(b"<Er")
+        request.close_connection = True
+        return True
+
+    with hostile_store(answer, {"run/a": b"abc"}) as (store, _):
+        with pytest.raises(TransientError, match="was cut off"):
+            _CALLS[method](store, clock.monotonic_s() + 1)
+
+
 @pytest.mark.parametrize(
     "body", [b'<?xml version="1.0" encoding="UTF-7"?><a/>', b'<?xml version="1.0" encoding="x"?><a/>']
 )

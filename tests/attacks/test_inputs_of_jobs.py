@@ -176,7 +176,7 @@ def test_two_jobs_that_need_other_files_at_one_path(tmp_path: Path) -> None:
             supervisors[name] = Supervisor(name, history)
         assert supervisors["a"]._enter_workspace(history.job("a")) is None
         assert supervisors["same"]._enter_workspace(history.job("same")) is None
-        assert supervisors["b"]._enter_workspace(history.job("b")) in {"a", "same"}
+        assert supervisors["b"]._enter_workspace(history.job("b")) in {("a", target), ("same", target)}
         assert os.path.realpath(target) == str(tmp_path / "a")
         supervisors["b"].was_asked_to_leave = True
         with pytest.raises(JobStoppedError):
@@ -186,6 +186,30 @@ def test_two_jobs_that_need_other_files_at_one_path(tmp_path: Path) -> None:
             history.become(name, JobState.COMPLETE, actor="me")
         assert supervisors["b"]._enter_workspace(history.job("b")) is None
         assert os.path.realpath(target) == str(tmp_path / "b")
+
+
+def test_the_message_names_the_path_of_the_other_files(tmp_path: Path) -> None:
+    """Also if the conflict is at the second input."""
+    targets = [str(tmp_path / "workspace" / name) for name in ("dataset", "model")]
+    workspace.provide_workspace(targets)
+    for name in ("data", "model-a", "model-b"):
+        (tmp_path / name).mkdir()
+    with History() as history:
+        for name in ("a", "b"):
+            inputs = (
+                Input(kind="dataset", source=str(tmp_path / "data"), target=targets[0]),
+                Input(kind="model", source=str(tmp_path / f"model-{name}"), target=targets[1]),
+            )
+            history.add(job_spec(name, inputs=inputs), actor="me")
+            history.become(name, JobState.RUNNING, actor="me")
+            job_folder(name).mkdir(parents=True)
+            fetch_inputs(history.job(name).spec, job_folder(name), os.environ)
+        assert Supervisor("a", history)._enter_workspace(history.job("a")) is None
+        waiting = Supervisor("b", history)
+        waiting.was_asked_to_leave = True
+        with pytest.raises(JobStoppedError):
+            waiting._wait_for_workspace(history.job("b"))
+        assert history.job("b").message == f"waits for job a, which uses other files at {targets[1]}"
 
 
 def test_a_record_that_is_damaged(folder: Path, tmp_path: Path) -> None:

@@ -146,3 +146,15 @@ def test_pipes_folders_devices_and_links_are_refused_without_waiting(tmp_path: P
             read_object(path)
         assert list(read_events(path)) == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "€", "\N{GRINNING FACE}", "\ud800"])
+def test_the_size_of_a_text_is_that_of_its_bytes(letter: str) -> None:
+    """A text is refused if its bytes are refused; some characters take four bytes."""
+    text = f'{{"a": "{letter * 1000}"}}'
+    data = text.encode("utf-8", "surrogatepass")
+    assert parse_object(text, max_bytes=len(data))["a"] == letter * 1000
+    with pytest.raises(ValueError, match=f"it is larger than {len(data) - 1} bytes"):
+        parse_object(text, max_bytes=len(data) - 1)
+    with pytest.raises(ValueError, match="it is larger than"):
+        parse_object(data, max_bytes=len(data) - 1)

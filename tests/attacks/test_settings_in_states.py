@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerState
 
+from safepoint.training.integrations.transformers.resume import trainer_resume
 from safepoint.training.integrations.transformers.resume.accumulators import restore_accumulators, without_settings
 from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
 from safepoint.training.integrations.transformers.resume.generation_settings import (
@@ -96,7 +97,27 @@ def test_a_resume_says_so(caplog: pytest.LogCaptureFixture) -> None:
     counted = TrainerCounters(numbers={**_SETTINGS, **_COUNTS})
     with caplog.at_level(logging.WARNING, "safepoint"):
         assert resume._counted_in(SimpleNamespace(counted=counted)).numbers == _COUNTS
-    assert "beta, clip, max_length" in caplog.text
+    assert "other values for beta, clip, max_length, temperature, thresholds, weights of the trainer" in caplog.text
+    assert "sets these attributes after the trainer is made, so they are settings of the script" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, "another value for a00 of the trainer. No code of the script sets this attribute after"),
+        (11, "a09, and 1 other of the trainer. No code of the script sets these attributes after"),
+        (13, "a09, and 3 others of the trainer."),
+    ],
+)
+def test_the_message_counts_the_attributes(
+    count: int, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"a{number:02}" for number in range(count)]
+    monkeypatch.setattr(trainer_resume, "without_settings", lambda *_: ({}, names))
+    resume: Any = object.__new__(TrainerResume)
+    resume._trainer, resume._context = None, SimpleNamespace(log=logging.getLogger("safepoint"))
+    resume._counted_in(SimpleNamespace(counted=TrainerCounters(numbers={})))
+    assert words in caplog.text
 
 
 @pytest.mark.parametrize("trial", [None, "the trial of the script"])

@@ -173,13 +173,15 @@ def test_many_names_of_one_trained_weight(folder: Path) -> None:
 # ---- torch.distributed.checkpoint -------------------------------------------------------------------------------
 
 _CHUNK = ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([1, 1]))
+_EMPTY = ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([0, 1]))
 
 
 def _write_dcp(folder: Path, keys: list[str], *, chunks: int = 1, path: tuple[str, ...] | None = None) -> None:
-    """Each key is a tensor with `chunks` parts; all parts are in one archive."""
+    """Each key is a tensor with `chunks` parts, of which one has the element; all parts are in one archive."""
     torch.save(torch.zeros(1, 1), folder / "0.distcp")
     place = _StorageInfo("0.distcp", 0, (folder / "0.distcp").stat().st_size)
-    tensor = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size([chunks, 1]), [_CHUNK] * chunks)
+    parts = [_CHUNK, *[_EMPTY] * (chunks - 1)]
+    tensor = TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size([1, 1]), parts)
     metadata = Metadata(
         state_dict_metadata=dict.fromkeys(keys, tensor),
         storage_data={MetadataIndex(key, torch.Size([0, 0])): place for key in keys},

@@ -4,10 +4,13 @@ The stranger would receive descriptors of root's files, and send what becomes th
 """
 
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -135,6 +138,31 @@ def test_without_the_protection_there_is_a_warning(
     Criu(path="true", version="4.2").run("dump", [], folder=tmp_path, log=tmp_path / "log", pids=[os.getpid()])
     assert "change the image, because" in caplog.text
     assert reason in caplog.text
+
+
+def test_a_call_that_cannot_be_answered_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal has interrupted the first call of `accept`. Its connection is for the next call at this socket."""
+    answered: dict[int, int] = {}
+
+    def answer(_: int, request: int, content: bytearray) -> None:
+        call, _, descriptor, *_ = struct.unpack("=QIIII", content)
+        if call == 7:
+            raise FileNotFoundError(2, "No such file or directory")
+        answered[call] = descriptor
+
+    monkeypatch.setattr(admission.fcntl, "ioctl", answer)
+    one = admission._Admission([os.getpid()])
+    pairs = [socket.socketpair() for _ in range(3)]
+    numbers = [mine.fileno() for mine, _ in pairs]
+    one._waiting = {1: deque([pairs[0][0], pairs[1][0]]), 2: deque([pairs[2][0]])}
+    one._asked = [(1, 7), (1, 8), (2, 9), (1, 10), (1, 11)]
+    one._hand_over()
+    assert answered == {8: numbers[0], 9: numbers[2], 10: numbers[1]}
+    assert one._asked == [(1, 11)]
+    assert all(mine.fileno() == -1 for mine, _ in pairs)
+    for _, other in pairs:
+        other.close()
+    one.close()
 
 
 def test_data_for_a_restore_is_named() -> None:

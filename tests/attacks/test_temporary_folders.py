@@ -102,7 +102,29 @@ def test_no_other_folder(
     monkeypatch.setattr(places, "is_seeing_all", lambda: True)
     with caplog.at_level(logging.WARNING, "safepoint"):
         assert private_parent(prefers_memory=True) == shared
-    assert "set TMPDIR to a folder to which only you may write" in caplog.text
+    assert f"they may write to {shared} or a folder above it, and to /dev/shm; set TMPDIR to a folder" in caplog.text
+
+
+@pytest.mark.parametrize("why", ["it is full", "it cannot be written", "it is missing"])
+def test_the_folder_in_memory_cannot_be_used(
+    why: str, shared: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning does not say that other users may write to it."""
+    places._warn_of_others.cache_clear()
+    monkeypatch.setattr(places, "is_seeing_all", lambda: True)
+    match why:
+        case "it is full":
+            monkeypatch.setattr(places, "_ROOM_BYTES", 1 << 62)
+            expected = "/dev/shm has less than 4611686 TB of free space"
+        case "it cannot be written":
+            monkeypatch.setattr(os, "access", lambda path, mode: False)
+            expected = "/dev/shm cannot be written"
+        case _:
+            memory.rmdir()
+            expected = "/dev/shm cannot be used: No such file or directory"
+    with caplog.at_level(logging.WARNING, "safepoint"):
+        assert private_parent(prefers_memory=True) == shared
+    assert f"they may write to {shared} or a folder above it, and {expected}; set TMPDIR" in caplog.text
 
 
 def test_the_key_of_a_login_is_in_no_folder(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, PART_NAME, NodePart
-from safepoint.checkpoint.format.verify import read_manifest
+from safepoint.checkpoint.format.verify import has_all_files, read_manifest, read_part, verify_part
 from safepoint.checkpoint.local.retention import parse_policies, prune
 from safepoint.checkpoint.remote.remote_folder import Claim, RemoteFolder
 from safepoint.checkpoint.remote.uploader import Uploader
 from safepoint.checkpoint.tools.inventory import Inventory
 from safepoint.checkpoint.tools.repair import repair
+from safepoint.errors import ManifestError
 from safepoint.storage.local_folder import LocalStore
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
@@ -81,16 +82,36 @@ def test_parts_of_a_node_are_pruned_in_the_same_way(is_cut: bool, tmp_path: Path
     """A node's parts are compared with their own records."""
     output = prepared(tmp_path)
     for step in (10, 20):
-        folder = commit(output, step)
-        manifest = read_manifest(folder)
-        paths = tuple(entry.path for entry in manifest.files)
-        part = NodePart(node=0, num_nodes=2, paths=paths, manifest=manifest)
-        (folder / MANIFEST_NAME).unlink()
-        (folder / PART_NAME).write_bytes(part.to_bytes())
+        _make_part(commit(output, step))
     if is_cut:
         os.truncate(tmp_path / "checkpoint-20" / "model.safetensors", 5)
     prune(output, _NEWEST, lambda event: None)
     assert output.steps() == ([20, 10] if is_cut else [20])
+
+
+def _make_part(folder: Path) -> NodePart:
+    manifest = read_manifest(folder)
+    paths = tuple(entry.path for entry in manifest.files)
+    part = NodePart(node=0, num_nodes=2, paths=paths, manifest=manifest)
+    (folder / MANIFEST_NAME).unlink()
+    (folder / PART_NAME).write_bytes(part.to_bytes())
+    return part
+
+
+def test_a_link_to_the_part_of_a_node_is_not_good(tmp_path: Path) -> None:
+    """A link to a checkpoint is not good either: a run does not resume from it."""
+    folder = commit(prepared(tmp_path / "other"), 20)
+    link = tmp_path / "checkpoint-20"
+    link.symlink_to(folder)
+    assert has_all_files(folder)
+    assert not has_all_files(link)
+    with pytest.raises(ManifestError, match=f"there is no {PART_NAME}, so this is not one node's part"):
+        read_part(folder)
+    part = _make_part(folder)
+    assert has_all_files(folder)
+    assert not has_all_files(link)
+    assert verify_part(folder, part) == ()
+    assert [str(fault) for fault in verify_part(link, part)] == [".: the folder is a link"]
 
 
 @pytest.fixture

@@ -30,6 +30,10 @@ def test_commands_find_a_job_in_both_places(team: Workspace, tmp_path: Path, mon
     assert safepoint("status", "here").code == 0
     assert safepoint("status", "--json", "there").document["namespace"] == team.namespace
     assert "there is no job 'nowhere' on this machine or on cluster 'team'" in safepoint("status", "nowhere").stderr
+    for misspelt, meant in (("heer", "here"), ("twise", "twice")):
+        assert f"did you mean {meant}? `safepoint list` shows the jobs" in safepoint("logs", misspelt).stderr
+    unknown = safepoint("status", "--on", "team", "teher")
+    assert (unknown.code, "did you mean there? " in unknown.stderr) == (10, True), unknown.stderr
     twice = safepoint("status", "twice")
     assert "this machine and cluster 'team' both have a job 'twice'" in twice.stderr
     assert "--on local or --on team" in twice.stderr

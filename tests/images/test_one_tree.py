@@ -193,6 +193,21 @@ def test_a_program_of_another_control_group(is_left: bool, trainings: Trainings,
         assert trainings.has_ended("out") == expected
 
 
+def test_files_with_other_permissions(trainings: Trainings, tmp_path: Path) -> None:
+    """As those of a volume that Kubernetes has mounted in another pod with an `fsGroup`: the group may write to
+    all."""
+    expected = reference(trainings, "60")
+    pid = trainings.start("out", "60", "0.1")
+    trainings.has_reached("out", 5)
+    safepoint("freeze", "--pid", pid, "--to", tmp_path / "images")
+    trainings.reap()
+    for name in ("out", "out.log"):
+        (trainings.folder / name).chmod(0o660)
+    trainings.folder.chmod(0o755)
+    safepoint("thaw", tmp_path / "images")
+    assert trainings.has_ended("out") == expected
+
+
 def test_a_training_that_runs_on_is_restored_beside_itself(trainings: Trainings, tmp_path: Path) -> None:
     """The numbers of its processes are in use, so the copy gets a namespace. Both end as the reference does."""
     expected = reference(trainings, "400")

@@ -232,7 +232,7 @@ def test_automatic_snapshots_are_taken_without_saves(tmp_path: Path) -> None:
         (("--snapshot-steps", "often"), "positive number of steps, or auto"),
         (("--snapshot-slots", "-1"), "must be from 0 to 8"),
         (("--snapshot-slots", "9"), "must be from 0 to 8"),
-        (("--snapshot-slots", "few"), "valid integer"),
+        (("--snapshot-slots", "few"), "must be a whole number"),
         (("--snapshot-slots", "0", "--snapshot-steps", "5"), "contradicts"),
     ],
 )

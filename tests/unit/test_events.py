@@ -9,7 +9,7 @@ import pytest
 
 from safepoint.foundation.events import image_events, run_events, space_events, start_events, upload_events
 from safepoint.foundation.events.stream import Event, EventLog
-from safepoint.foundation.units import format_bytes, format_duration, plural
+from safepoint.foundation.units import format_age, format_bytes, format_duration, plural
 
 
 def test_every_event_has_a_line_and_survives_json(tmp_path: Path) -> None:
@@ -67,12 +67,17 @@ def test_figures_read_well() -> None:
         "1.2 GB",
         "7000 TB",
     ]
+    borders = {999_499: "999 kB", 999_500: "1.0 MB", 99_960_000: "100 MB", 99_940_000: "99.9 MB"}
+    assert {size: format_bytes(size) for size in borders} == borders
     assert [format_duration(seconds) for seconds in (0.123, 48, 130, 11_100)] == [
         "0.12 s",
         "48 s",
         "2 m 10 s",
         "3 h 05 m",
     ]
+    edges = {9.994: "9.99 s", 9.996: "10 s", 59.4: "59 s", 59.6: "1 m 00 s", 3599.6: "1 h 00 m"}
+    assert {seconds: format_duration(seconds) for seconds in edges} == edges
+    assert [format_age(seconds) for seconds in (0.9, 59.6, 60, 3599.9)] == ["0 s", "59 s", "1 m", "59 m"]
     assert [plural(count, "file") for count in (1, 3)] == ["1 file", "3 files"]
 
 

@@ -8,7 +8,7 @@ import typer
 from safepoint.checkpoint.tools.adopt import Adoption
 from safepoint.checkpoint.tools.difference import Change
 from safepoint.checkpoint.tools.documents import fault_documents
-from safepoint.checkpoint.tools.inventory import Item
+from safepoint.checkpoint.tools.inventory import Item, Kind
 from safepoint.checkpoint.tools.removal import Removal
 from safepoint.checkpoint.tools.repair import NOT_OURS, Repair
 from safepoint.errors import CheckpointError, PartlyDoneError, StorageError, printable
@@ -37,6 +37,23 @@ def adoption_answers(found: Sequence[Adoption], *, dry_run: bool) -> tuple[list[
         lines.append(f"{one.item.where} was not adopted:" if faults else f"{did} {one.item.where}")
         lines += [f"  {fault}" for fault in one.faults]
     return documents, lines
+
+
+def nothing_to_adopt(items: Sequence[Item], location: str) -> str:
+    """Why `adopt` has found no checkpoint to adopt.
+
+    Args:
+        items: the checkpoints at the location; foreign checkpoints among them belong to other users.
+        location: the location, as the user gave it.
+    """
+    of_others = sum(item.kind is Kind.FOREIGN for item in items)
+    unfinished = sum(item.kind is Kind.UNFINISHED for item in items)
+    reasons = [f"{plural(of_others, 'checkpoint')} of another user"] if of_others else []
+    reasons += [plural(unfinished, "unfinished checkpoint")] if unfinished else []
+    if reasons:
+        return f"nothing to adopt in {location}: {', '.join(reasons)}, which cannot be adopted"
+    why = "every checkpoint has a manifest" if items else "there is no checkpoint"
+    return f"nothing to adopt in {location}: {why}"
 
 
 def check_adopted(found: Sequence[Adoption], location: str) -> None:
@@ -99,18 +116,29 @@ def repair_answers(found: Repair, *, drop_damaged: bool, dry_run: bool) -> tuple
     return document, lines or ["nothing to repair"]
 
 
-def check_removed(found: Removal, location: str) -> None:
-    """Raise an error if a checkpoint could not be removed."""
-    if found.failed:
-        item, reason = found.failed[0]
-        hint = "fix the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again"
-        if reason == NOT_OURS:
-            hint = "if you do not need its objects, delete them with the tools of the store"
-        raise StorageError(
-            f"{plural(len(found.failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "
-            f"({printable(reason)}); the others were removed",
-            hint=hint,
-        )
+def check_removed(failed: Sequence[tuple[Item, str]], location: str, *, num_removed: int, is_folder: bool) -> None:
+    """Raise an error if a checkpoint could not be removed.
+
+    Args:
+        failed: the checkpoints that could not be removed, each with the reason.
+        location: the location, as the user gave it.
+        num_removed: the number of checkpoints that were removed.
+        is_folder: whether the location is a folder, and not an object store.
+    """
+    if not failed:
+        return
+    item, reason = failed[0]
+    hint = "fix the folder's owner or attributes (`lsattr -d`), or unmount it, and run the command again"
+    if reason == NOT_OURS:
+        hint = "if you do not need its objects, delete them with the tools of the store"
+    elif not is_folder:
+        hint = "check that the keys may delete objects, and that the store does not lock them; then run it again"
+    fate = f"; {plural(num_removed, 'other checkpoint')} {'was' if num_removed == 1 else 'were'} removed"
+    raise StorageError(
+        f"{plural(len(failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "
+        f"({printable(reason)}){fate if num_removed else ''}",
+        hint=hint,
+    )
 
 
 def _failures(failed: Sequence[tuple[Item, str]]) -> list[dict[str, str]]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from safepoint.cli.output import print_warning
+from safepoint.cli.output import print_warning, without_effect
 from safepoint.errors import ConflictError, NotFoundError, SafepointError, StorageError, UsageError
 from safepoint.foundation.configuration import ClusterPlace, Configuration
 from safepoint.jobs.local.local_jobs import LocalJobs
-from safepoint.jobs.model.job_place import JobPlace
+from safepoint.jobs.model.job_place import JobPlace, UnknownJobError
 
 if TYPE_CHECKING:
     from safepoint.jobs.cluster.api import ClusterApi
@@ -110,11 +110,12 @@ def places_to_list(on: str | None, namespace: str | None) -> list[str | None]:
 def _place_of(name: str, default: str) -> str:
     """The place that has the job: this machine or the default place."""
     failure: SafepointError | None = None
+    similar: set[str] = set()
     with LocalJobs() as jobs:
-        found = [THIS_MACHINE] if _has(jobs, name) else []
+        found = [THIS_MACHINE] if _has(jobs, name, similar) else []
     try:
         with connected(default, None, within_s=SHORT_S) as jobs:
-            found += [default] if _has(jobs, name) else []
+            found += [default] if _has(jobs, name, similar) else []
     except SafepointError as error:
         failure = error
     if len(found) > 1:
@@ -128,14 +129,21 @@ def _place_of(name: str, default: str) -> str:
         return found[0]
     if failure is not None:
         raise failure
-    raise NotFoundError(
-        f"there is no job {name!r} on this machine or on cluster {default!r}", hint="`safepoint list` shows the jobs"
+    raise UnknownJobError(
+        f"there is no job {name!r} on this machine or on cluster {default!r}",
+        name=name,
+        known=similar,
+        hint="`safepoint list` shows the jobs",
     )
 
 
-def _has(jobs: JobPlace[Any], name: str) -> bool:
+def _has(jobs: JobPlace[Any], name: str, similar: set[str]) -> bool:
+    """Whether the place has the job. If not, the name of the most similar job of the place is added to `similar`."""
     try:
         jobs.job(name)
+    except UnknownJobError as error:
+        similar |= {error.similar} - {""}
+        return False
     except NotFoundError:
         return False
     except StorageError:
@@ -221,7 +229,8 @@ def refuse_on_cluster(on: str, options: Mapping[str, object], *, hint: str = "om
 def _refuse(options: Mapping[str, object], where: str, *, hint: str) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        raise UsageError(f"{', '.join(given)} has no effect {where}", hint=hint)
+        hint = hint if len(given) == 1 else hint.replace("the option", "the options")
+        raise UsageError(f"{without_effect(given)} {where}", hint=hint)
 
 
 def given_options(context: typer.Context) -> frozenset[str]:

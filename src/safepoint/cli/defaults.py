@@ -12,7 +12,7 @@ variable and no form `--no-…`, because a user could not override the file.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -24,7 +24,10 @@ from safepoint.foundation.configuration import RESERVED, Configuration, Setting
 from safepoint.foundation.units import nearest
 
 _CLAIMS = "SAFEPOINT_PVC_MOUNTS"
+_CORRECT_VARIABLE = "correct or unset the variable"
 _SUBMIT, _PLACES = ("submit",), "places"
+_KINDS: dict[Any, str] = {int: "integer", float: "float", bool: "boolean"}
+_NUMBERS = {"integer": "a whole number", "float": "a number"}
 _SHARED: dict[tuple[str, ...], tuple[str, ...]] = {("submit",): ("run",)}
 """The commands that also read the table of another command.
 
@@ -142,10 +145,9 @@ def effective(
             try:
                 value = _plain(option.process_value(context, option.value_from_envvar(context)))
             except typer.BadParameter as error:
-                raise UsageError(
-                    f"{variable}={os.environ[variable]!r} is invalid: {error.message}",
-                    hint="correct or unset the variable",
-                ) from error
+                what = requirement(option) or f"is invalid: {error.message}"
+                message = f"{variable}={os.environ[variable]!r} {what}"
+                raise UsageError(message, hint=_CORRECT_VARIABLE) from error
             source, origin = "environment", variable
         elif name in values:
             text, setting = values[name]
@@ -273,11 +275,73 @@ def _text(setting: Setting, option: TyperOption) -> Any:
     except typer.BadParameter as error:
         command = _SUBMIT if setting.table[0] == _PLACES else setting.table
         hint = f"see `safepoint {' '.join(command)} --help`"
-        raise setting.refuse(error.message.rstrip("."), hint=hint) from error
+        raise setting.refuse(requirement(option) or error.message.rstrip("."), hint=hint) from error
     for item, result in zip(items, _items(converted), strict=False):
         if isinstance(item, str) and isinstance(result, int | float):
             raise setting.refuse("it has the wrong type", hint="write the number without quotation marks")
     return text
+
+
+def requirement(option: Any) -> str:
+    """What the values of an option or an argument have to be, such as `must be a whole number`.
+
+    The text continues a sentence that begins with the value. It is empty if Typer takes any text.
+    """
+    descriptor: Any = getattr(option, "type_descriptor", None)
+    if descriptor is None:  # releases of Typer before 0.28 have Click's types
+        limits, kind = option.type, str(option.type.name).partition(" ")[0]
+        choices = getattr(option.type, "choices", None)
+    else:
+        of_items: Any = (*get_args(descriptor.annotation), descriptor.annotation)[0]
+        limits, kind = descriptor.parameter_info, _KINDS.get(of_items, "")
+        choices = descriptor.choices
+    if choices:
+        return f"must be one of {', '.join(str(getattr(one, 'value', one)) for one in choices)}"
+    if kind == "boolean":
+        return "must be true or false"
+    if kind not in _NUMBERS:
+        return ""
+    least, most = getattr(limits, "min", None), getattr(limits, "max", None)
+    if least is not None and most is not None:
+        return f"must be {_NUMBERS[kind]} from {least:g} to {most:g}"
+    if least is not None or most is not None:
+        return f"must be {_NUMBERS[kind]} of " + (f"at most {most:g}" if least is None else f"at least {least:g}")
+    return f"must be {_NUMBERS[kind]}"
+
+
+def invalid_value(error: Any, invocation: Invocation) -> UsageError | None:
+    """The error for a value that Typer refuses: what was given, where it was set, and what is allowed.
+
+    Args:
+        error: the exception of Typer or Click.
+        invocation: the call of the command.
+
+    Returns:
+        None if the error has another reason than the type of a value.
+    """
+    param, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    if param is None or not getattr(error, "message", "") or not (what := requirement(param)):
+        return None
+    hint = f"see `{' '.join(context.command_path.split())} --help`" if context is not None else None
+    name = next((opt for opt in getattr(param, "opts", ()) if opt in invocation.options), None)
+    if name is not None:
+        return UsageError(f"{name} {_first_invalid(invocation.options[name], param)!r} {what}", hint=hint)
+    if not isinstance(param, TyperOption):
+        return UsageError(f"{param.metavar or param.name} {what}", hint=hint)
+    if variable := _variable(param):
+        return UsageError(f"{variable}={os.environ[variable]!r} {what}", hint=_CORRECT_VARIABLE)
+    return UsageError(f"{param.opts[0]} {what}", hint=hint)
+
+
+def _first_invalid(value: Any, param: Any) -> object:
+    """The value that was refused: for an option that may be repeated, the first invalid one."""
+    items = _items(value)
+    for item in items:
+        try:
+            param.process_value(typer.Context(TyperCommand(None)), [item] if param.multiple else item)
+        except typer.BadParameter:
+            return item
+    return items[0]
 
 
 def _plain(value: Any) -> object:

@@ -132,8 +132,12 @@ def _report_error(error: Exception, invocation: Invocation) -> int:
     if isinstance(error, SafepointError) and known is not None:
         code, explained = known[0], SafepointError(_with_origin(error.message, invocation), hint=error.hint)
     elif isinstance(error, _COMMAND_ERROR):
+        from safepoint.cli.defaults import invalid_value
+
         refused = cast("Any", error)
         code = refused.exit_code
+        if (invalid := invalid_value(refused, invocation)) is not None:
+            return _report(code, invalid, as_json=as_json)
         if not as_json and (show := getattr(refused, "show", None)) is not None:
             refused.message = printable_lines(refused.message)
             show()  # this text includes the usage of the command

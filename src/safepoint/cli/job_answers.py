@@ -23,8 +23,7 @@ _SILENT = {JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETE}
 """The states for which a list does not show the reason."""
 _MOST_REASON = 60
 _MOST_STARTS = 5
-"""The maximum number of lines about starts that `safepoint status --verbose` shows. A start has a line for each
-node."""
+"""The number of starts that `safepoint status --verbose` shows. A start has a line for each node."""
 
 
 def row(job: Summary, progress: Progress | None) -> list[str]:
@@ -150,12 +149,15 @@ def _space(found: SpaceRecord) -> str:
 
 
 def timed_starts(events: Sequence[JobEvent]) -> list[str]:
-    """Lines about the last starts of a job's ranks: for each start, a line for each node. At most `_MOST_STARTS`
-    lines.
+    """Lines about the last starts of a job's ranks, at most `_MOST_STARTS` starts: for each start, a line for each
+    node.
 
     A line has the time of the start and, for each phase, the seconds after which the phase was over.
     """
     lines: list[str] = []
+    begins: list[int] = []
+    nodes: set[str] = set()
+    last: object = None
     for event in events:
         if event.name == "start_timed":
             restart, node, phases = (event.detail.get(name) for name in ("restart", "node", "phases"))
@@ -163,8 +165,14 @@ def timed_starts(events: Sequence[JobEvent]) -> list[str]:
             known = [cast("dict[str, Any]", one) for one in listed if isinstance(one, dict)]
             ends = [f"{one.get('phase')} {one.get('at_s')}" for one in known]
             what = f"restart {restart}" if restart else "first start"
+            # A node reports each start once. So another number, or a node that has reported, begins another start.
+            if not begins or restart != last or str(node) in nodes:
+                begins.append(len(lines))
+                nodes.clear()
+            nodes.add(str(node))
+            last = restart
             lines.append(f"{event.time}  {what}, node {node}: {', '.join(ends)}")
-    return lines[-_MOST_STARTS:]
+    return lines[begins[-_MOST_STARTS] :] if len(begins) > _MOST_STARTS else lines
 
 
 def useful_commands(job: Job) -> list[str]:

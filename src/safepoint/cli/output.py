@@ -40,6 +40,11 @@ def print_answer(
         typer.echo(without_credentials(json.dumps([versioned(one) for one in document], indent=1)))
 
 
+def without_effect(options: Sequence[str]) -> str:
+    """The beginning of a message: `--queue has no effect`, or `--image, --memory have no effect`."""
+    return f"{', '.join(options)} {'has' if len(options) == 1 else 'have'} no effect"
+
+
 def print_log_line(line: str) -> None:
     """Print a line of a job's output.
 

@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from safepoint.errors import SafepointError
@@ -32,7 +32,7 @@ class Outcome:
     """
 
     sentence: str
-    document: dict[str, Any] = field(default_factory=dict[str, Any])
+    document: dict[str, Any]
     facts: tuple[tuple[str, str], ...] = ()
     heading: str = "Done"
 

@@ -4,8 +4,10 @@ The programs have a time limit, because a broken driver or a dead file server ca
 """
 
 import contextlib
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safepoint.doctor.finding import Finding, Status
-from safepoint.foundation.units import format_bytes
+from safepoint.foundation.units import format_bytes, plural
+from safepoint.foundation.volumes.mounts import file_system_of
 from safepoint.transparent.cuda.driver import INSTALL, TOOL, load_bindings
 from safepoint.transparent.cuda.driver import VARIABLE as TOOL_VARIABLE
 
 _TORCH_LIMIT_S, _LIMIT_S = 12.0, 5.0
 _SLOW_IMPORT_S = 8.0
-_LOCAL_DISK = "install the Python packages on a local disk; every start of a rank waits for this import"
+_NETWORKS = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|9p|fuse|afs|virtiofs")
+"""The file systems of other machines, by the beginnings of their names."""
 _TORCH_QUESTION = """
 import json, time
 begun = time.monotonic()
@@ -110,12 +114,36 @@ def look_at_torch() -> Torch | str | None:
     return Torch(**json.loads(answer.output.splitlines()[-1]))
 
 
+def slow_import_advice() -> str:
+    """What to do about a slow import of PyTorch: the first of the possible causes that is found on this machine."""
+    effect = "each start of a run waits for this import"
+    spec = importlib.util.find_spec("torch")
+    folder = Path((spec.origin if spec is not None else None) or sys.executable).parent
+    file_system = file_system_of(folder)
+    if _NETWORKS.match(file_system):
+        return (
+            f"{folder} is on a network file system ({file_system}), and an import reads thousands of files; install "
+            f"the packages in a virtual environment on a local disk; until then, {effect}"
+        )
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores:
+        return (
+            f"other programs use this machine (load {load:.1f} on {plural(cores, 'core')}); run `safepoint doctor` "
+            f"again when they have ended, or give the run fewer ranks than free cores"
+        )
+    return (
+        "run `safepoint doctor` again: the first import after a start of the machine reads all files from the disk, "
+        f"and a second one should be faster; if it is not, the disk of {folder} is slow, and {effect}: install the "
+        "packages on a faster disk"
+    )
+
+
 def judge_torch(torch: Torch | str | None) -> Finding:
     """Whether ranks can import PyTorch and vote. `torch` is the result of `look_at_torch`."""
     check, why = "torch", "ranks train with it, and vote with its gloo backend"
     if torch is None:
         found = f"its import takes longer than {_TORCH_LIMIT_S:.0f} s"
-        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=slow_import_advice())
     if isinstance(torch, str):
         fix = f"install it for {sys.executable}: pip install 'safepoint[torch]'"
         return Finding(check=check, status=Status.FAILURE, found=torch, why=why, fix=fix)
@@ -131,7 +159,7 @@ def judge_torch(torch: Torch | str | None) -> Finding:
             fix="install a PyTorch with distributed and gloo, such as a build from download.pytorch.org",
         )
     if torch.import_s > _SLOW_IMPORT_S:
-        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=_LOCAL_DISK)
+        return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=slow_import_advice())
     return Finding(check=check, status=Status.OK, found=found, why=why)
 
 

@@ -67,7 +67,7 @@ def parse_value(
 
     Args:
         data: the JSON text, or its bytes in UTF-8.
-        max_bytes: longer data is refused before it is parsed. If `data` is a string, its characters are counted.
+        max_bytes: longer data is refused before it is parsed. If `data` is a string, its bytes in UTF-8 are counted.
         max_values: data with more values is refused before it is parsed.
         constant: called with `NaN`, `Infinity` or `-Infinity`; returns the value to use. The default refuses these
             words.
@@ -82,7 +82,7 @@ def parse_value(
             raise ValueError("a name appears twice in one object")
         return record
 
-    if len(data) > max_bytes:
+    if _is_longer(data, max_bytes):
         raise ValueError(f"it is larger than {max_bytes} bytes")
     if len(data) > max_values and has_more_values(data, max_values):
         raise ValueError(f"it has more than {max_values} values")
@@ -101,6 +101,12 @@ def parse_value(
         if not level:
             return cast("object", record)
     raise ValueError(f"it has objects or lists nested deeper than {_MAX_DEPTH} levels")
+
+
+def _is_longer(data: bytes | str, max_bytes: int) -> bool:
+    if len(data) > max_bytes or isinstance(data, bytes) or data.isascii():
+        return len(data) > max_bytes
+    return len(data.encode("utf-8", "surrogatepass")) > max_bytes
 
 
 def has_more_values(data: bytes | str, most: int) -> bool:

@@ -44,14 +44,26 @@ def as_utc(time_s: float) -> str:
     return date_of(time_s).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def parse_date(text: str) -> datetime:
+    """The time that `utc_now`, another program or a server has written, with its time zone.
+
+    A time without a zone is a time in UTC, so that it means the same on every machine.
+
+    Raises:
+        ValueError: `text` is not a time in a format of ISO 8601.
+    """
+    date = datetime.fromisoformat(text)
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+
+
 def parse_utc(text: str) -> float:
-    """Seconds since 1970 of a time that `utc_now` wrote.
+    """Seconds since 1970 of a time; see `parse_date`.
 
     Raises:
         ValueError: `text` is not a time in a format of ISO 8601, or the time is out of range.
     """
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return parse_date(text).timestamp()
     except OverflowError as error:
         raise ValueError(f"the time {text!r} is out of range") from error
 

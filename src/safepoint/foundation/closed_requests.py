@@ -57,7 +57,7 @@ def exchange(
     *,
     to: str,
     timeout_s: float,
-    max_bytes: int,
+    max_bytes: int | None,
     context: ssl.SSLContext | None = None,
 ) -> bytes:
     """Send a request, and return the body of the response.
@@ -66,12 +66,13 @@ def exchange(
         request: the request.
         to: the server's name in messages.
         timeout_s: how long the request and its whole response may take.
-        max_bytes: the limit of the bytes of the body to read. The rest of the body is dropped.
+        max_bytes: the limit of the bytes of the body. None: the body is not read, and the result is empty.
         context: which certificates are trusted; None for the system's.
 
     Raises:
         PermissionError: the server refused the request, with a status from 400 to 499 other than 408 and 429.
-        OSError: there is no response with a status from 200 to 299. The message shows nothing of the request.
+        OSError: there is no response with a status from 200 to 299, or its body is longer than `max_bytes`, or the
+            connection ended before the end of the body. The message shows nothing of the request.
     """
     # An https request passes through a proxy in an encrypted tunnel. An http request must not use a proxy, which
     # could read it.
@@ -83,7 +84,7 @@ def exchange(
     )
     try:
         with opener.open(request, timeout=timeout_s) as answer:
-            return answer.read(max_bytes)
+            return b"" if max_bytes is None else _body(answer, to, max_bytes)
     except urllib.error.HTTPError as error:
         with error:
             is_refusal = 400 <= error.code < 500 and error.code not in {408, 429}
@@ -92,6 +93,16 @@ def exchange(
             ) from None
     except (http.client.HTTPException, ValueError) as error:
         raise OSError(f"the request is invalid or the answer of {to} is not HTTP: {type(error).__name__}") from None
+
+
+def _body(answer: http.client.HTTPResponse, to: str, max_bytes: int) -> bytes:
+    data = answer.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(f"the answer of {to} has more than {max_bytes} bytes")
+    # With a number of bytes, `HTTPResponse.read` raises no error if the connection ends before the end of the body.
+    if answer.length:
+        raise OSError(f"the connection to {to} ended before the end of its answer")
+    return data
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

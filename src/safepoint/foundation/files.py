@@ -27,7 +27,7 @@ from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.processes import close_in_children
 from safepoint.foundation.shared_folders import no_links
 from safepoint.foundation.shared_folders.access_lists import let_only_writers_read
-from safepoint.foundation.shared_folders.opening import count_names, open_regular, open_shared
+from safepoint.foundation.shared_folders.opening import NOT_A_FILE, count_names, open_regular, open_shared
 from safepoint.foundation.shared_folders.record_locks import CANNOT_LOCK, GET_LOCK, IS_HELD, SET_LOCK, lock_file
 
 _RENAME_EXCHANGE = 2
@@ -448,13 +448,19 @@ def _let_only_writers_read(file: IO[bytes]) -> None:
 def is_locked(path: Path) -> bool:
     """Whether a process holds the `FolderLock` at `path`; False where the file system has no locks.
 
+    True if an error other than a missing file prevents this process from reading the lock: a process may hold it.
+
     The check takes no lock, so that concurrent checks do not affect each other.
     """
     try:
-        with open_regular(path) as file:
+        file = open_regular(path)
+    except OSError as error:
+        return error.errno not in NOT_A_FILE
+    with file:
+        try:
             return lock_file(file, GET_LOCK, fcntl.F_WRLCK) != fcntl.F_UNLCK
-    except OSError:
-        return False
+        except OSError as error:
+            return error.errno not in CANNOT_LOCK
 
 
 def read_lock_owner(path: Path) -> dict[str, Any]:

@@ -6,13 +6,14 @@ The processes of the job are found by this variable, even if they have left thei
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import select
 import signal
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ _OWNER_OF_NAMESPACE = 0xB701
 """NS_GET_USERNS, see ioctl_ns(2)."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the number of the PID namespace that contains all others."""
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_IS_HIDDEN = {errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM}
+"""The errors of files in /proc if the process has ended, or if this process may not read the file."""
 _ALL_USERS = ["0", "0", "4294967295"]
 """The map of the outermost user namespace: each number stands for itself."""
 STOPPED = frozenset("Tt")
@@ -228,7 +232,13 @@ def with_number_inside(number: int, open_file: Path) -> int | None:
 
 def user_of(pid: int) -> int | None:
     """The real user of a process, which a setuid program does not change; None when the process has ended."""
-    with contextlib.suppress(OSError, IndexError):
+    with contextlib.suppress(OSError):
+        return _user_of(pid)
+    return None
+
+
+def _user_of(pid: int) -> int | None:
+    with contextlib.suppress(IndexError):
         return int(status_words(_PROC / str(pid), b"Uid:")[0])
     return None
 
@@ -280,23 +290,36 @@ def find_lock(status: os.stat_result) -> tuple[bool, bool]:
 
     The pids in the kernel's list of locks are not used. A process may pass its lock on together with the open file,
     and end. Another process may then get its pid. So the open files of this user's processes are searched.
+
+    Raises:
+        OSError: /proc cannot be read, for example because this process has too many open files.
     """
     place, is_listed = place_of(status), False
-    with contextlib.suppress(OSError):
+    with _if_visible():
         is_listed = place in (_PROC / "locks").read_text(encoding="utf-8").split()
     for entry in os.listdir(_PROC):
-        if entry.isdecimal() and user_of(int(entry)) == os.getuid():
-            with contextlib.suppress(OSError):  # the process has ended, or hides its open files
-                if any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
-                    return True, True
+        with _if_visible():
+            is_own = entry.isdecimal() and _user_of(int(entry)) == os.getuid()
+            if is_own and any(_holds_lock(file, place) for file in (_PROC / entry / "fdinfo").iterdir()):
+                return True, True
     return is_listed, False
 
 
 def _holds_lock(file: Path, place: str) -> bool:
-    with contextlib.suppress(OSError):  # the process has closed the file meanwhile
+    with _if_visible():
         lines = kernel_lines(file)
         return any(place.encode() in line.split() for line in lines if line.startswith(b"lock:"))
     return False
+
+
+@contextlib.contextmanager
+def _if_visible() -> Generator[None]:
+    """Leave the `with` block if the process has ended, has closed the file, or hides its open files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _IS_HIDDEN:
+            raise
 
 
 def is_seeing_all() -> bool:
@@ -324,6 +347,22 @@ def wait_for_end(process: int, limit_s: float | None = None) -> bool:
     waiting = select.poll()
     waiting.register(process, select.POLLIN)  # a pidfd is readable when its process has ended
     return bool(waiting.poll(None if limit_s is None else 1000 * max(0.0, limit_s)))
+
+
+def end_with_parent(parent: int, number: int) -> None:
+    """Make the kernel send this process the signal `number` when its parent ends. On Linux only.
+
+    If the parent has ended already, this process sends the signal to itself.
+
+    Args:
+        parent: the process id of the parent.
+        number: the signal.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def set_name(name: str) -> None:

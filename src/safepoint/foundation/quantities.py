@@ -13,6 +13,7 @@ _BYTES = {"": 1, "k": 1000} | {
 }
 
 _FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
+_WHOLE = re.compile(r"[0-9]{1,18}")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)(m?)", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)", re.ASCII)
 
@@ -27,6 +28,15 @@ def parse_flag(variable: str, text: str) -> bool:
     if word not in _FLAGS:
         raise ValueError(f"{variable}={text!r} must be 1 or 0")
     return _FLAGS[word]
+
+
+def parse_whole(text: str) -> int | None:
+    """The whole number in a text of ASCII digits; None for any other text, and for more than 18 digits.
+
+    Use this for a text that another program or a person has written: int() raises a ValueError for more than 4,300
+    digits.
+    """
+    return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def parse_duration(text: str) -> float:

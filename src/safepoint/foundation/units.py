@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 
 _KILO = 1000.0
+_MOST_COMPARED = 200
 
 
 def format_bytes(size_bytes: int) -> str:
@@ -13,17 +14,17 @@ def format_bytes(size_bytes: int) -> str:
     unit = "B"
     for unit in ("kB", "MB", "GB", "TB"):  # noqa: B007  the unit reached is what is printed
         value /= _KILO
-        if value < _KILO:
+        if round(value) < _KILO:  # rounded as it is printed: 999.6 MB are 1.0 GB
             break
-    return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
+    return f"{value:.0f} {unit}" if round(value, 1) >= 100 else f"{value:.1f} {unit}"
 
 
 def format_duration(seconds: float) -> str:
     """A duration: `0.12 s`, `48 s`, `2 m 10 s`, `3 h 05 m`; `0.00 s` if negative, as after a clock was set back."""
     seconds = max(0.0, seconds)
-    if seconds < 10:
+    if round(seconds, 2) < 10:  # rounded as it is printed: 9.996 s are 10 s
         return f"{seconds:.2f} s"
-    if seconds < 60:
+    if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -38,7 +39,7 @@ def format_age(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{seconds // 1:.0f} s"
 
 
 def plural(count: int, noun: str) -> str:
@@ -50,10 +51,16 @@ def plural(count: int, noun: str) -> str:
 
 def nearest(word: str, known: Collection[str]) -> str:
     """A hint for an unknown `word`: the known word that is most similar to it, or a list of all known words."""
+    similar = most_similar(word, known)
+    return f"did you mean {similar}?" if similar else f"there are {', '.join(sorted(known))}"
+
+
+def most_similar(word: str, known: Collection[str]) -> str:
+    """The known word that is most similar to `word`; empty if no known word is similar."""
     from difflib import get_close_matches
 
-    matches = get_close_matches(word, known, n=1)
-    return f"did you mean {matches[0]}?" if matches else f"there are {', '.join(sorted(known))}"
+    matches = get_close_matches(word[:_MOST_COMPARED], known, n=1)
+    return matches[0] if matches else ""
 
 
 class ByteCounter:

@@ -72,8 +72,12 @@ class _Observed:
         self._points: list[MetricPoint] = []
 
     def completed(self, view: JobView, details: JobDetails) -> JobDetails:
-        """The details. If they have no metrics, the metrics of the reports that were seen are added."""
-        if details.points and not self._points:
+        """The details. If they have no metrics, the metrics of the reports that were seen are added.
+
+        If the metrics can be read once, and later cannot, the later reports are added to what was read.
+        """
+        if details.points:
+            self._points = list(details.points)
             return details
         if view.progress is not None:
             self._points = with_report(self._points, view.progress)

@@ -111,8 +111,13 @@ def commit_cost(platform: Platform, num_ranks: int) -> CommitCost:
 
     A file of several parts takes one request for each part of 64 MiB, and two more; a smaller file takes one request.
     Each machine reads the claim, writes two marks, and lists all marks, 1,000 in a request. The vote is a tree of
-    pairs.
+    pairs; one rank does not vote.
+
+    Raises:
+        ValueError: `num_ranks` is below 1.
     """
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks is {num_ranks!r}, and must be at least 1")
     machines = platform.machines(num_ranks)
     parts = max(1, math.ceil(platform.state_bytes / _PART_BYTES))
     manifest_bytes = num_ranks * (_ENTRY_BYTES + parts * _DIGEST_BYTES)
@@ -123,7 +128,7 @@ def commit_cost(platform: Platform, num_ranks: int) -> CommitCost:
     limit = platform.store_requests_per_s or math.inf
     transfer_s = platform.transfer_s(num_ranks)
     return CommitCost(
-        vote_s=_VOTE_S + _HOP_S * max(0, math.ceil(math.log2(num_ranks)) - 1),
+        vote_s=0.0 if num_ranks == 1 else _VOTE_S + _HOP_S * (math.ceil(math.log2(num_ranks)) - 1),
         transfer_s=transfer_s,
         num_requests=requests,
         file_requests=files,

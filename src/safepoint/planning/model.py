@@ -419,9 +419,10 @@ def _rounded(width: float) -> int:
 
 def short_count(count: int) -> str:
     """A number of parameters for people: `8.03B`, `350M`."""
+    rounded = float(f"{count:.3g}")  # first, so that 999,600 is `1M`, and not a thousand of the smaller unit
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g}{unit}"
+        if rounded >= size:
+            return f"{rounded / size:g}{unit}"
     return str(count)
 
 

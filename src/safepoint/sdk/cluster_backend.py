@@ -12,6 +12,7 @@ from typing import Any
 from safepoint.checkpoint.tools.inventory import Kind
 from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
+from safepoint.foundation.quantities import parse_whole
 from safepoint.foundation.shared_folders.ownership import UntrustedFileError, read_trusted
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.cluster_jobs import ClusterJobs
@@ -89,7 +90,7 @@ class ClusterBackend(KubernetesBackend):
         """The needs of a job of this trainer. Nothing is requested from the cluster."""
         untyped: Any = trainer
         gpus = kubernetes_resources(untyped.resources_per_node).get("nvidia.com/gpu")
-        return plan_for(trainer, initializer, ranks_per_node=int(gpus) if gpus and gpus.isdecimal() else None)
+        return plan_for(trainer, initializer, ranks_per_node=parse_whole(gpus or ""))
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
         """All jobs of the namespace, oldest first, including jobs that Safepoint did not submit."""
@@ -148,15 +149,16 @@ class ClusterBackend(KubernetesBackend):
         returns the output of all other steps. With `follow`, the iterator waits for the pod, and ends when the job
         has stopped. Without `follow`, the iterator has no lines while there is no pod, as with Kubeflow's client.
         """
-        kind, _, number = step.rpartition("-")
-        if kind != constants.NODE or not number.isdecimal():
+        kind, _, text = step.rpartition("-")
+        number = parse_whole(text)
+        if kind != constants.NODE or number is None:
             yield from super().get_job_logs(name, bool(follow), step)
             return
         with as_kubeflow_raises():
-            if not follow and not any(pod.node == int(number) for pod in self._jobs.job(name).pods):
+            if not follow and not any(pod.node == number for pod in self._jobs.job(name).pods):
                 _log.warning("job %s has no pod %s now", name, step)
                 return
-            for line in self._jobs.logs(name, node=int(number), follow=bool(follow)):
+            for line in self._jobs.logs(name, node=number, follow=bool(follow)):
                 yield line.text
 
     def get_job_events(self, name: str) -> list[types.Event]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from safepoint.errors import UnsupportedError, UsageError
 from safepoint.foundation.field_types import FLAG, NAMED, PATH, SECONDS, TEXT, Kind, check_fields, texts, whole
+from safepoint.foundation.quantities import parse_whole
 from safepoint.sdk.checks import check_resources, is_of_fork
 from safepoint.sdk.pod_function import PodRun, original_of, pod_function
 from safepoint.sdk.upstream import constants, types
@@ -28,8 +29,9 @@ def _is_size(value: Any) -> bool:
 
 
 def _are_steps(value: Any) -> bool:
-    text = str(value) if whole().fits(value) else value
-    return isinstance(text, str) and (text == "auto" or (text.isdecimal() and int(text) > 0))
+    if whole().fits(value):
+        return value > 0
+    return isinstance(value, str) and (value == "auto" or (parse_whole(value) or 0) > 0)
 
 
 CUSTOM_TRAINER = {

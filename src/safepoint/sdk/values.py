@@ -130,7 +130,7 @@ def train_job(
         runtime=runtime,
         steps=_steps(job),
         num_nodes=job.spec.num_nodes,
-        creation_timestamp=datetime.fromisoformat(job.created),
+        creation_timestamp=clock.parse_date(job.created),
         status=str(job.state),
         progress=progress,
         message=job.message,
@@ -175,7 +175,7 @@ def event_of(job: str, event: "JobEvent") -> types.Event:
         involved_object_name=job,
         message=": ".join(filter(None, (f"{event.actor}: {what}", event.cause, figures))),
         reason=re.sub(r"(?:^|_)(.)", lambda match: match[1].upper(), event.name),
-        event_time=datetime.fromisoformat(event.time),
+        event_time=clock.parse_date(event.time),
     )
 
 

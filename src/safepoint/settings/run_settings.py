@@ -11,7 +11,7 @@ from safepoint.checkpoint.local.retention import parse_policies
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import xdg_folder
 from safepoint.foundation.events.stream import EVENTS_NAME
-from safepoint.foundation.quantities import parse_bytes, parse_duration, parse_flag
+from safepoint.foundation.quantities import parse_bytes, parse_duration, parse_flag, parse_whole
 from safepoint.storage.location import CLAIMS, Location, parse_location, resolve_claim
 
 SAVE_STRATEGIES = ("steps", "epoch", "no")
@@ -114,7 +114,7 @@ class RunSettings:
                 raise UsageError(f"{option}: {error}") from error
         self._check_saves()
         steps, slots, port = self.snapshot_steps, self.snapshot_slots, self.metrics_port
-        is_interval = steps is None or steps == "auto" or (steps.isdecimal() and int(steps) > 0)
+        is_interval = steps is None or steps == "auto" or bool(parse_whole(steps))
         _check(is_interval, f"--snapshot-steps {steps!r} must be a positive number of steps, or auto")
         _check(slots is None or 0 <= slots <= 8, f"--snapshot-slots {slots} must be from 0 to 8")
         _check(slots != 0 or steps is None, "--snapshot-slots 0 contradicts --snapshot-steps", hint=_LEAVE_OUT)

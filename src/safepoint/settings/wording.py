@@ -1,6 +1,10 @@
-"""How messages name options: as options of the command line or, in a job from the SDK, as fields of the SDK."""
+"""How messages name options: as options of the command line or, in a job from the SDK, as fields of the SDK.
+
+In a job, messages also name the command that continues the job, in place of the command that has started the run.
+"""
 
 import re
+from pathlib import Path
 
 from safepoint.errors import name_options
 
@@ -42,7 +46,31 @@ def in_sdk_words(text: str) -> str:
     return _OPTION.sub(lambda option: _FIELDS.get(option[0], option[0]), text)
 
 
-def use_wording(wording: str) -> None:
-    """Set how all messages of this process name options: `wording` is one of `WORDINGS`."""
-    if wording == "sdk":
-        name_options(in_sdk_words)
+def in_job_words(text: str, job: str, *, wording: str) -> str:
+    """`text` with the request that continues the job, in place of the advice to run the same command again.
+
+    Args:
+        text: a message.
+        job: the name of the job.
+        wording: one of `WORDINGS`.
+    """
+    again = f'call resume_job("{job}")' if wording == "sdk" else f"run `safepoint resume {job}`"
+    text = text.replace("run the same command again", again)
+    return text.replace("the same command on this machine", "the resumed job on this machine")
+
+
+def use_wording(wording: str, *, job_dir: str | Path | None = None) -> None:
+    """Set how all messages of this process name options, and what continues the run.
+
+    Args:
+        wording: one of `WORDINGS`.
+        job_dir: the folder of the job, which has the job's name; None if the run is not a job of this machine.
+    """
+    job = None if job_dir is None else Path(job_dir).name
+
+    def translate(text: str) -> str:
+        text = in_sdk_words(text) if wording == "sdk" else text
+        return in_job_words(text, job, wording=wording) if job else text
+
+    if wording == "sdk" or job:
+        name_options(translate)

@@ -105,4 +105,4 @@ def check_access(store: Store) -> None:
         try_access(store)
     except StorageError as error:
         message = f"{store.location} cannot be used: {error.message}; training was not started"
-        raise type(error)(message, hint=error.hint) from error
+        raise error.with_message(message, hint=error.hint) from error

@@ -1,7 +1,6 @@
 """Runs the user's program as one rank: installs signal handlers and hooks, and decides the exit code."""
 
 import atexit
-import ctypes
 import functools
 import logging
 import os
@@ -15,6 +14,7 @@ from types import TracebackType
 
 from safepoint.errors import ExitCode, PeerError, SafepointError, UsageError, printable_lines
 from safepoint.foundation.events.start_events import Phase
+from safepoint.foundation.processes import end_with_parent
 from safepoint.snapshot.protocol.messages import Goodbye
 from safepoint.training import program as user_program
 from safepoint.training.context.rank_context import RankContext, current_context
@@ -25,7 +25,6 @@ from safepoint.training.program import find_script, run_program
 from safepoint.training.rank_processes.loaded_modules import write_loaded_modules
 
 _log = logging.getLogger("safepoint")
-_PR_SET_PDEATHSIG = 1
 LOGS_VARIABLE = "SAFEPOINT_RANK_LOGS"
 """The environment variable that names a folder. Each rank writes its output to a file there. If the variable is not
 set, ranks write to the output of their launcher."""
@@ -44,7 +43,9 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{printable_lines(f'safepoint: error: {error}')}\n")
         return ExitCode.USAGE
     outcome = context.outcome
-    _exit_with(context.settings.launcher_pid)
+    if context.settings.launcher_pid is not None:
+        # A rank that was copied from the template has another parent than the template.
+        end_with_parent(context.settings.launcher_pid, signal.SIGTERM)
     keep_rank_in_its_folder(context.settings.record_folder)
     _print_into(os.environ.get(LOGS_VARIABLE), context.place.rank)
     code = _run_to_its_end(context, arguments)
@@ -142,15 +143,6 @@ def _exit(context: RankContext, exit_code: int, *, wait_for_threads: bool) -> No
     # `Termination` still ends the process at the deadline.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     context.outcome.end_now(exit_code)
-
-
-def _exit_with(launcher_pid: int | None) -> None:
-    """Make the kernel send this rank SIGTERM when the launcher dies, so that no rank continues without a launcher."""
-    if launcher_pid is None or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != launcher_pid:  # the launcher died before the call
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _print_into(folder: str | None, rank: int) -> None:

@@ -20,6 +20,8 @@ from safepoint.transparent.images.manifest import MOST_FILE_BYTES
 _FOLDER = "safepoint.folder"
 _NAMES = "carried-*.img"
 _RESERVE_BYTES = 1 << 20
+_FOLDER_MODE, _FILE_MODE = 0o3777, 0o777
+"""The bits of modes that are restored: not setuid, and setgid only of folders."""
 
 
 def carry(folders: Iterable[Path], target: Path) -> None:
@@ -99,7 +101,15 @@ def _set_down(path: Path, users: Collection[int], restored: list[Path], stack: c
             restored.append(folder)
             stack.enter_context(kept(folder))
             # Links may lead out of the folder, as links to snapshots in memory do. No file is written through a link.
-            archive.extractall(folder, filter="tar", numeric_owner=True)
-            folder.chmod(0o700)  # even if others could enter the folder when the processes were frozen
-    except tarfile.TarError as error:
+            archive.extractall(folder, filter=_with_mode, numeric_owner=True)
+            # CRIU compares the mode of a folder that a process had open. In a pod with an `fsGroup`, folders inherit
+            # the group and the bit setgid from the temporary folder.
+            folder.chmod(archive.getmember(".").mode & _FOLDER_MODE)
+    except (tarfile.TarError, KeyError) as error:
         raise ImageError(f"{path.name} is damaged: {error}; nothing was restored") from error
+
+
+def _with_mode(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """As the filter `tar` of tarfile, but with the mode that the file or folder had: CRIU compares modes."""
+    safe = tarfile.tar_filter(member, folder)
+    return safe.replace(mode=member.mode & (_FOLDER_MODE if member.isdir() else _FILE_MODE), deep=False)

@@ -61,7 +61,7 @@ def test_what_is_no_place_is_refused(settings: Path, text: str, why: str) -> Non
     [
         ("contxt = 'a'", "a place has no such option; nothing was done — did you mean context?"),
         ("queu = 'a'", "did you mean queue?"),
-        ("nnodes = 'two'", "unable to parse string as an integer; nothing was done — see `safepoint submit --help`"),
+        ("nnodes = 'two'", "must be a whole number; nothing was done — see `safepoint submit --help`"),
         ("on = 'b'", "a place has no such option"),
         ("dry-run = true", "a file cannot set it"),
     ],
@@ -178,6 +178,14 @@ def test_an_option_for_clusters_has_no_effect_on_this_machine(settings: Path, op
     done = safepoint("submit", *options, "train.py")
     assert done.code == ExitCode.USAGE
     assert f"{options[0]} has no effect on this machine" in done.stderr
+
+
+def test_several_options_without_effect(settings: Path) -> None:
+    """The message and its hint are in the plural."""
+    done = safepoint("submit", "--memory", "1Gi", "--queue", "a", "train.py")
+    assert done.code == ExitCode.USAGE
+    assert "--queue, --memory have no effect on this machine" in done.stderr
+    assert "or omit the options" in done.stderr
 
 
 @pytest.mark.parametrize("command", [("submit", "train.py"), ("doctor",)])

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from safepoint.checkpoint.tools.removal import Removal
 from safepoint.dashboard.access.sessions import Role
+from safepoint.dashboard.pages import checkpoint_actions
 from safepoint.dashboard.work import Outcome, Works
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.paths import job_folder
@@ -187,6 +189,30 @@ def test_an_older_checkpoint_is_deleted(output: Path, dashboard: Dashboard) -> N
     assert sorted(found.name for found in output.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-30"]
 
 
+@pytest.mark.parametrize(
+    ("removal", "reason"),
+    [
+        ("kept", "a process reads it, or a later release wrote it"),
+        ("failed", "Operation not permitted"),
+    ],
+)
+def test_a_checkpoint_that_was_not_deleted(
+    removal: str, reason: str, output: Path, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example because a process has begun to read it. The action has failed, also for programs."""
+
+    def remove(inventory: Any, items: list[Any]) -> Removal:
+        (item,) = items
+        return Removal(kept=(item,)) if removal == "kept" else Removal(failed=((item, reason),))
+
+    monkeypatch.setattr(checkpoint_actions, "remove", remove)
+    form = {"checkpoint": "checkpoint-10", "sure": "on"}
+    found = outcome(dashboard, dashboard.post("/jobs/local/tiny/checkpoints/delete", form))
+    assert (found["state"], found["result"], found["sentence"]) == ("failed", None, "")
+    assert found["failure"] == f"{output / 'checkpoint-10'} was not deleted: {reason}"
+    assert "It was not done" in dashboard.get(f"/actions/{found['number']}").text
+
+
 def test_any_location_can_be_verified(output: Path, dashboard: Dashboard) -> None:
     """By an operator, also without a job."""
     form = {"checkpoint": "checkpoint-20", "location": str(output)}
@@ -210,7 +236,7 @@ def test_a_link_is_made_for_another_person(dashboard: Dashboard) -> None:
 
 def test_numbers_of_actions_are_not_used_again() -> None:
     """After a restart, an open page must not show another action under the number of its own."""
-    done = Outcome(sentence="done")
+    done = Outcome(sentence="done", document={})
     numbers = {
         works.begin("suspend tiny", lambda: done, back="/", by="ada").number
         for works in [Works(lambda key: None) for _ in range(4)]

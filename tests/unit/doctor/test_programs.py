@@ -3,10 +3,12 @@
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from safepoint.doctor import programs as programs_module
 from safepoint.doctor.finding import Finding, Status
 from safepoint.doctor.programs import (
     Answer,
@@ -140,3 +142,30 @@ def test_whatever_is_not_ok_says_what_to_do() -> None:
     for status, fix in ((Status.WARNING, ""), (Status.OK, "something")):
         with pytest.raises(ValueError, match="fix="):
             Finding(check="x", status=status, found="y", why="z", fix=fix)
+
+
+@pytest.mark.parametrize(
+    ("file_system", "load", "advice"),
+    [
+        ("nfs4", 0.1, "is on a network file system (nfs4)"),
+        ("fuse.sshfs", 9.0, "install the packages in a virtual environment on a local disk"),
+        (
+            "ext4",
+            9.0,
+            "other programs use this machine (load 9.0 on 2 cores); run `safepoint doctor` again",
+        ),
+        ("ext4", 0.1, "run `safepoint doctor` again: the first import after a start of the machine"),
+    ],
+)
+def test_the_advice_for_a_slow_import_fits_its_cause(
+    file_system: str, load: float, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages on a local disk are not to be installed on a local disk."""
+    monkeypatch.setattr(programs_module, "file_system_of", lambda folder: file_system)
+    monkeypatch.setattr(programs_module.os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(programs_module.os, "sched_getaffinity", lambda pid: {0, 1})
+    for torch in (None, replace(TORCH, import_s=60.0)):
+        finding = judge_torch(torch)
+        assert finding.status is Status.WARNING
+        assert advice in finding.fix
+        assert ("local disk" in finding.fix) == file_system.startswith(("nfs", "fuse"))

@@ -5,12 +5,13 @@ import http.client
 import socket
 import sys
 import threading
+import urllib.request
 from typing import Any, cast
 
 import pytest
 
 from safepoint.foundation import clock
-from safepoint.foundation.closed_requests import TimedResponse
+from safepoint.foundation.closed_requests import TimedResponse, exchange
 
 _HEADERS, _BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", b"body"
 
@@ -46,3 +47,55 @@ def _serve(server: socket.socket, num_requests: int) -> None:
             connection.sendall(_HEADERS)
             connection.sendall(_BODY)
         connection.recv(1)  # the client closes first: the end of a connection changes how the kernel acknowledges
+
+
+def _answered(answer: bytes, *, max_bytes: int | None) -> bytes:
+    """What `exchange` returns if the server sends `answer` and closes the connection."""
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            request = b""
+            while not request.endswith(b"\r\n\r\n"):
+                request += connection.recv(4096)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            request = urllib.request.Request(f"http://127.0.0.1:{server.getsockname()[1]}/")
+            return exchange(request, to="the server", timeout_s=10, max_bytes=max_bytes)
+        finally:
+            thread.join(10)
+
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+_LONG = [
+    _OK + b"Content-Length: 11\r\n\r\n" + b"x" * 11,
+    _OK + b"Connection: close\r\n\r\n" + b"x" * 11,
+    _OK + b"Transfer-Encoding: chunked\r\n\r\nb\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("answer", _LONG)
+def test_a_body_that_is_too_long_is_refused(answer: bytes) -> None:
+    """A caller that got only its beginning could take it for the whole."""
+    with pytest.raises(OSError, match=r"^the answer of the server has more than 10 bytes$"):
+        _answered(answer, max_bytes=10)
+    assert _answered(answer, max_bytes=11) == b"x" * 11
+    assert _answered(answer, max_bytes=None) == b""
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"x" * 10])
+def test_a_body_that_is_cut_off_is_refused(body: bytes) -> None:
+    """The connection ends before the end that the headers, or the chunks, state."""
+    with pytest.raises(OSError, match="the connection to the server ended before the end of its answer"):
+        _answered(_OK + b"Content-Length: 11\r\n\r\n" + body, max_bytes=100)
+    with pytest.raises(OSError, match="the answer of the server is not HTTP: IncompleteRead"):
+        _answered(_OK + b"Transfer-Encoding: chunked\r\n\r\nb\r\n" + body, max_bytes=100)
+
+
+def test_an_answer_without_a_body() -> None:
+    assert _answered(b"HTTP/1.1 204 No Content\r\n\r\n", max_bytes=10) == b""
+    assert _answered(_OK + b"Content-Length: 0\r\n\r\n", max_bytes=10) == b""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from safepoint.foundation.quantities import parse_bytes, parse_count, parse_duration
+from safepoint.foundation.quantities import parse_bytes, parse_count, parse_duration, parse_whole
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,10 @@ def test_what_is_no_count(quantity: object) -> None:
     """The message names it."""
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_count(quantity)  # pyright: ignore[reportArgumentType]
+
+
+def test_whole_numbers() -> None:
+    """Of at most 18 digits: `int` raises a ValueError for 5,000 digits."""
+    texts = {"0": 0, "007": 7, "9" * 18: 10**18 - 1, "9" * 19: None, "9" * 5000: None, "": None, "-1": None}
+    texts |= {"1.0": None, " 1": None, "1\n": None, "٣": None, "²": None}
+    assert {text: parse_whole(text) for text in texts} == texts

@@ -20,6 +20,7 @@ from safepoint.notebook import screens
 from safepoint.notebook.screens import CellScreen, LineScreen, screen_here
 from safepoint.notebook.views import JobDetails, JobView
 from safepoint.notebook.watching import StoppedWatchingError, watch
+from safepoint.progress.metric_history import point_of
 from safepoint.sdk import TrainerClient
 from tests.support.dashboards import Sample, write_sample
 
@@ -179,3 +180,16 @@ def test_the_client_watches_a_job(home: Path, client: TrainerClient, wait: list[
             client.watch_job("tiny", polling_interval=wrong)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="there is no job 'none'"):
         client.watch_job("none")
+
+
+def test_metrics_that_can_be_read_later(view: JobView, wait: list[float]) -> None:
+    """The full history replaces the reports that were seen. If it cannot be read once, later reports follow it."""
+    assert view.progress is not None
+    later = replace(view, progress=replace(view.progress, step=50))
+    points = [point_of(replace(view.progress, step=step)) for step in (10, 20, 30, 40)]
+    history = JobDetails(points=points)
+    screen = Pictures()
+    ended = (replace(later, state=JobState.COMPLETE), JobDetails())
+    watch(reads(view, (view, history), (later, history), ended), screen, interval_s=1.0)
+    steps = [[point.step for point in details.points] for _, details, _ in screen.shown]
+    assert steps == [[40], [10, 20, 30, 40], [10, 20, 30, 40], [10, 20, 30, 40, 50]]

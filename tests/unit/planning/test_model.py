@@ -165,6 +165,8 @@ def test_types_as_people_write_them() -> None:
 
 def test_short_counts() -> None:
     assert [short_count(one) for one in (8_030_261_248, 350_000_000, 999, 12_000)] == ["8.03B", "350M", "999", "12k"]
+    borders = {999_499: "999k", 999_500: "1M", 999_600_000: "1B", 999_600_000_000: "1T", 10**15: "1000T", 1000: "1k"}
+    assert {one: short_count(one) for one in borders} == borders
 
 
 # ---- adapters ------------------------------------------------------------------------------------------------------

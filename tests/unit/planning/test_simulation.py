@@ -369,6 +369,17 @@ def test_a_commit_by_hand() -> None:
     assert commit_cost(platform, 1).vote_s < commit_cost(platform, 3).vote_s
 
 
+def test_a_vote_needs_two_ranks() -> None:
+    """One rank has no vote, and a job has at least one rank."""
+    platform = Platform()
+    assert [commit_cost(platform, count).vote_s for count in (1, 2, 3, 4, 5)] == pytest.approx(
+        [0.0, 201e-6, 428e-6, 428e-6, 655e-6]
+    )
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"num_ranks is {count}, and must be at least 1"):
+            commit_cost(platform, count)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_values_out_of_range_are_refused(value: float) -> None:
     for name in ("state_bytes", "machine_bytes_per_s", "store_requests_per_s", "step_s", "machine_restart_s"):

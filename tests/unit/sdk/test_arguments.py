@@ -145,6 +145,14 @@ def test_keys_in_env(client: TrainerClient, kind: Any) -> None:
     assert ("data_connection_name of a TransformersTrainer" in text) is (kind is not TransformersTrainer)
 
 
+@pytest.mark.parametrize("name", ["AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "aws_session_token"])
+def test_keys_of_other_stores_in_env(client: TrainerClient, name: str) -> None:
+    with pytest.raises(ValueError, match=f"env has {name}, and env is stored") as caught:
+        client.train(trainer=TransformersTrainer(train, env={name: "hidden"}))
+    assert "hidden" not in str(caught.value)
+    assert client.list_jobs() == []
+
+
 def test_the_function_that_was_assigned_runs() -> None:
     """Wherever the trainer is used: called, read as source, compared, copied."""
     trainer = TransformersTrainer(train)

@@ -218,7 +218,7 @@ def test_options(client: TrainerClient, caplog: pytest.LogCaptureFixture) -> Non
     assert backends == [(TransformersTrainer, client.backend)]
     assert caplog.messages == [
         "the option Labels has no effect on this machine",
-        "options set metadata.labels, spec, which has no effect on this machine",
+        "options set metadata.labels, spec, which have no effect on this machine",
     ]
 
 

@@ -16,6 +16,7 @@ from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.format.safetensors_layout import LENGTH_BYTES, MAX_HEADER_BYTES, SIZES
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.dcp_weights import METADATA, Place, check_apart
+from safepoint.checkpoint.weights.parts import make_whole
 from safepoint.checkpoint.weights.torch_file import (
     ITEM_BYTES,
     MAX_PICKLE_BYTES,
@@ -175,12 +176,10 @@ def _check_parts(described: dict[str, Any], places: Collection[tuple[str, tuple[
             if (key, ()) not in places:
                 raise CheckpointError(f"it does not say where {key} is")
             continue
-        num_elements = 0
         # Counted for each entry, because many entries may share one list.
         budget.spend(Cost.CHUNKS, len(entry.get("chunks")))
-        for chunk in entry.get("chunks"):
-            num_elements += math.prod(numbers_of(chunk.get("sizes")))
-            if (key, numbers_of(chunk.get("offsets"))) not in places:
-                raise CheckpointError(f"it does not say where a part of {key} is")
-        if num_elements != math.prod(numbers_of(entry.get("size"))):
+        parts = [(numbers_of(one.get("offsets")), numbers_of(one.get("sizes"))) for one in entry.get("chunks")]
+        if any((key, offsets) not in places for offsets, _ in parts):
+            raise CheckpointError(f"it does not say where a part of {key} is")
+        if not make_whole(numbers_of(entry.get("size")), parts):
             raise CheckpointError(f"the parts of {key} do not make the whole tensor")

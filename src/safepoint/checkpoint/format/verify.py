@@ -48,6 +48,9 @@ class Fault:
         return f"{printable(self.file)}: {self.reason}"
 
 
+_LINK = Fault(file=".", reason="the folder is a link")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The result of a verification.
@@ -124,7 +127,10 @@ def _read_record(path: Path) -> bytes:
     try:
         return read_regular(path, MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
-        raise ManifestError("there is no manifest, so this is not a checkpoint") from error
+        missing = "there is no manifest, so this is not a checkpoint"
+        if path.name == PART_NAME:
+            missing = f"there is no {PART_NAME}, so this is not one node's part of a checkpoint"
+        raise ManifestError(missing) from error
     except OSError as error:
         reason = "it is a link" if os.path.islink(path) else f"it cannot be read: {error.strerror}"
         raise ManifestError(reason) from error
@@ -140,7 +146,7 @@ def verify(folder: Path, *, deep: bool = True, progress: Callable[[int, int], No
         progress: called with bytes read so far and bytes in all.
     """
     if folder.is_symlink():
-        return Verdict(manifest=None, faults=(Fault(file=".", reason="the folder is a link"),))
+        return Verdict(manifest=None, faults=(_LINK,))
     try:
         manifest = read_manifest(folder)
     except ManifestError as error:
@@ -160,6 +166,8 @@ def verify_part(
         deep: see `verify`.
         progress: see `verify`.
     """
+    if folder.is_symlink():
+        return (_LINK,)
     return _verify_files(folder, part.files, PART_NAME, deep=deep, progress=progress)[0]
 
 

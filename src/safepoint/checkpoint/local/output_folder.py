@@ -371,20 +371,24 @@ class OutputFolder:
     def is_in_use(self, name: str) -> bool:
         """Whether a process reads or uploads the checkpoint, or the part, called `name`.
 
+        True if an error prevents this process from reading the locks.
+
         If the holder of the lock is unknown, only the newest two checkpoints with such a lock count as in use. If all
         counted, everyone who may read the folder (in another container, for example) could prevent all deletions,
         until the disk is full.
         """
         lease = self._lease_on(name)
         if lease is not Lease.UNKNOWN:
-            return lease is Lease.READER
+            return lease is not Lease.NONE
         newer = itertools.takewhile(lambda other: other != name, (path.name for path in list_checkpoints(self.root)))
         unknown = (other for other in newer if self._lease_on(other) is Lease.UNKNOWN)
         return len(list(itertools.islice(unknown, _MOST_UNKNOWN_LEASES))) < _MOST_UNKNOWN_LEASES
 
     def _lease_on(self, name: str) -> Lease:
         found = {lease_on(self.root / name / record) for record in (MANIFEST_NAME, PART_NAME)}
-        return next((lease for lease in (Lease.READER, Lease.UNKNOWN) if lease in found), Lease.NONE)
+        return next(
+            (lease for lease in (Lease.READER, Lease.UNREADABLE, Lease.UNKNOWN) if lease in found), Lease.NONE
+        )
 
 
 def _make_cache_private(root: Path) -> None:

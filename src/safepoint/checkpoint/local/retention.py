@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from safepoint.errors import AccessDeniedError
 from safepoint.foundation import clock
-from safepoint.foundation.quantities import parse_duration
+from safepoint.foundation.quantities import parse_duration, parse_whole
 
 if TYPE_CHECKING:  # every command imports this module, and few need manifests or events
     from safepoint.foundation.events.stream import Event
@@ -226,9 +226,10 @@ def parse_policies(text: str | None, limit: int | None = None) -> tuple[Policy, 
 
 
 def _count(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) == 0:
+    number = parse_whole(text.strip())
+    if not number:
         raise ValueError("it needs a whole number of at least 1")
-    return int(text)
+    return number
 
 
 def _read_best(value: str) -> KeepBest:

@@ -32,11 +32,11 @@ from safepoint.checkpoint.remote.fetch import check, windows_of
 from safepoint.checkpoint.remote.remote_folder import RemoteFolder
 from safepoint.errors import (
     CheckpointError,
+    FolderNotFoundError,
     ManifestError,
     NotFoundError,
     NothingValidError,
     SafepointError,
-    StorageError,
     UnreadableError,
 )
 from safepoint.foundation import clock
@@ -167,10 +167,11 @@ class Inventory:
         """All items, newest first, the final model last.
 
         Raises:
-            StorageError: the location cannot be read, or the folder does not exist.
+            FolderNotFoundError: the folder does not exist.
+            StorageError: the location cannot be read.
         """
         if self.folder is not None and not self.folder.is_dir():
-            raise StorageError(f"there is no folder {self.folder}", hint="check the path")
+            raise FolderNotFoundError(self.folder)
         found: dict[str, list[StoredObject]] = {}
         for item in self.store.list():
             top = item.key.partition("/")[0]

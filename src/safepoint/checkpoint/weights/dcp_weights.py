@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from safepoint.checkpoint.format.manifest import path_fault
 from safepoint.checkpoint.weights.budget import Budget, Cost
+from safepoint.checkpoint.weights.parts import make_whole
 from safepoint.checkpoint.weights.stored_weight import Run, StoredWeight
 from safepoint.checkpoint.weights.torch_file import (
     ITEM_BYTES,
@@ -86,11 +87,10 @@ def dcp_weights(folder: ReadablePath, budget: Budget | None = None) -> list[Stor
         raise CheckpointError(f"{folder.name} holds no weights of a model")
     chosen: list[Place] = []
     for key in names:
-        num_elements = math.prod(numbers_of(described[key].get("size")))
-        for offsets, counts in _parts(described[key], budget):
-            num_elements -= math.prod(counts)
-            if num_elements < 0:
-                raise CheckpointError(f"the parts of {key} have more elements than {key} has")
+        parts = list(_parts(described[key], budget))
+        if not make_whole(numbers_of(described[key].get("size")), parts):
+            raise CheckpointError(f"the parts of {key} do not make the whole tensor")
+        for offsets, _ in parts:
             place = places.get((key, offsets))
             if place is None:
                 raise CheckpointError(f"{METADATA} does not say where a part of {key} is")

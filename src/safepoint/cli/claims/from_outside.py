@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperOption
 
+from safepoint.cli.output import without_effect
 from safepoint.cli.place import CLUSTER_JOB, ClusterStorage, use_keys
 from safepoint.errors import UsageError, printable
 from safepoint.foundation.configuration import Configuration
@@ -109,7 +110,8 @@ def with_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
         _check_claims(locations)
         if storage is not None and not any(location.is_remote for location in locations.values()):
             raise UsageError(
-                f"--on {storage.on} has no effect: {', '.join(map(str, locations.values()))} is on this machine",
+                f"--on {storage.on} has no effect: {', '.join(map(str, locations.values()))} "
+                f"{'is' if len(locations) == 1 else 'are'} on this machine",
                 hint="with --on, give pvc://CLAIM/PATH, an object store or job:NAME",
             )
         if storage is not None:
@@ -204,9 +206,8 @@ def _refuse_key(values: Mapping[str, Any]) -> None:
 def _refuse_pod_options(given: _Given) -> None:
     names = [f"--{name}" for name in ("image", "memory") if getattr(given, name) is not None]
     if names:
-        raise UsageError(
-            f"{', '.join(names)} has no effect: no pod is needed", hint="omit the option, or give --on and a claim"
-        )
+        what = "the option" if len(names) == 1 else "the options"
+        raise UsageError(f"{without_effect(names)}: no pod is needed", hint=f"omit {what}, or give --on and a claim")
 
 
 def _use_keys_of(context: typer.Context, storage: ClusterStorage) -> None:

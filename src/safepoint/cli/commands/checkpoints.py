@@ -25,6 +25,7 @@ from safepoint.cli.checkpoint_answers import (
     adoption_answers,
     check_adopted,
     check_removed,
+    nothing_to_adopt,
     removal_answers,
     repair_answers,
     sentence_of,
@@ -173,11 +174,11 @@ def adopt(
     have faults; 11 a run uses the folder; 14 all checkpoints have faults.
     """
     inventory, name = open_place(location)
-    found = [inventory.item(name)] if name else [item for item in inventory.items() if not item.is_of_other_user]
-    items = [item for item in found if item.kind is Kind.FOREIGN]
+    others = [inventory.item(name)] if name else list(inventory.items())
+    items = [item for item in others if item.kind is Kind.FOREIGN and (name or not item.is_of_other_user)]
     done = adopting.adopt(inventory, items, accumulation=accumulation, dry_run=dry_run, progress=show_reading)
     documents, lines = adoption_answers(done, dry_run=dry_run)
-    print_answer(as_json, documents, lines or [f"nothing to adopt in {location}: every checkpoint has a manifest"])
+    print_answer(as_json, documents, lines or [nothing_to_adopt(others, location)])
     check_adopted(done, location)
 
 
@@ -227,7 +228,8 @@ def prune(
     doomed = inventory.superseded(policies, progress=show_reading)
     found = Removal(deleted=tuple(doomed)) if dry_run else remove(inventory, doomed)
     print_answer(as_json, *removal_answers(found, dry_run=dry_run))
-    check_removed(found, location)
+    is_folder = inventory.folder is not None
+    check_removed(found.failed, location, num_removed=len(found.deleted), is_folder=is_folder)
 
 
 @app.command("copy")
@@ -400,7 +402,9 @@ def repair_(
     )
     is_gone = drop_damaged and not dry_run
     print_answer(as_json, *repair_answers(found, drop_damaged=drop_damaged, dry_run=dry_run))
-    check_removed(Removal(failed=found.failed), location)
+    left = [item.where for item, _ in found.failed]
+    num_removed = len(found.unfinished) + sum(is_gone and item.where not in left for item in found.damaged)
+    check_removed(found.failed, location, num_removed=num_removed, is_folder=inventory.folder is not None)
     if found.damaged and not is_gone:
         raise CheckpointError(
             f"{plural(len(found.damaged), 'checkpoint')} in {location} "

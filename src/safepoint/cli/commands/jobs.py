@@ -161,6 +161,11 @@ def logs(
 
     If the job has several ranks (training processes), each line begins with the name of the process or pod that
     printed the line.
+
+    The lines have no times. So the output of one process or pod comes after the other, each in the order of time: the
+    steps before the training first, then the launchers, then the ranks. With --follow, new lines of all processes
+    come in the order in which they were written, except for fractions of a second. `safepoint events` shows what
+    happened in the order of time.
     """
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)

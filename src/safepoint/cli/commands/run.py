@@ -122,7 +122,7 @@ def run(
     if settings.freeze_as_last_resort:
         code = _run_watched()(plan, settings)
     else:
-        code = launch(plan, settings, on_exit=report)
+        code = launch(plan, settings, on_exit=report, reports_slow_start=not as_json)
     if report is not None:
         report(code)
     # If stdout is closed, or no process reads it any more, the exit code stays `code`.

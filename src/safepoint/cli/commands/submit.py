@@ -24,6 +24,7 @@ from safepoint.cli.output import print_answer, print_warning
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import current_folder
 from safepoint.foundation.events import console
+from safepoint.foundation.quantities import parse_whole
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.slots import count_slots, remark_on
 from safepoint.jobs.model.spec import JobSpec, name_from, names_of_secrets
@@ -279,9 +280,10 @@ def submit(
 def _ranks(text: str) -> int | str:
     if text in {"auto", "cpu", "gpu"}:
         return text
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--nproc-per-node {text!r} must be a positive number, auto, cpu or gpu")
-    return int(text)
+    number = parse_whole(text)
+    if number is None or number < 1:
+        raise UsageError(f"--nproc-per-node {text[:60]!r} must be a positive number, auto, cpu or gpu")
+    return number
 
 
 def _variable(text: str) -> tuple[str, str]:

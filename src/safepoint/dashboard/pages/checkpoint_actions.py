@@ -21,7 +21,7 @@ from safepoint.dashboard.pages.job import place_and_name
 from safepoint.dashboard.reading.checkpoint_view import Check, inventory_of_job, open_any
 from safepoint.dashboard.rendering import Refusal
 from safepoint.dashboard.work import Outcome, Work
-from safepoint.errors import ConflictError, UsageError
+from safepoint.errors import ConflictError, StorageError, UsageError
 from safepoint.foundation.units import format_bytes, plural
 from safepoint.storage.location import Location, parse_location, resolve_claim
 
@@ -194,7 +194,7 @@ def _delete(inventory: Inventory, name: str) -> Outcome:
     found = remove(inventory, [item])
     if found.failed or found.kept:
         reason = found.failed[0][1] if found.failed else "a process reads it, or a later release wrote it"
-        return Outcome(sentence=f"{item.where} was not deleted: {reason}.", heading="It was not done")
+        raise (StorageError if found.failed else ConflictError)(f"{item.where} was not deleted: {reason}")
     return Outcome(sentence=f"{item.where} is deleted.", document={"deleted": [item.where]})
 
 

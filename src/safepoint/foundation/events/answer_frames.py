@@ -3,6 +3,10 @@
 A log has one stream, into which any library may write. So the program writes numbered frames, and the last frame says
 how the program ended. If the connection breaks, the reader reads the log again from its beginning, and skips the
 frames that it has read before.
+
+Container runtimes split a line of a log that is longer than 16 KiB, and a part of a line is not a frame. So each
+frame, with its base64 and the words before it, is shorter. A text that is too long for one frame is written in
+several.
 """
 
 import base64
@@ -15,9 +19,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TextIO, cast
 
+from safepoint.errors import message_lines
+
 _MARK = "safepoint-answer"
-_MOST_CHARACTERS = 4096
-"""The limit of characters in one frame. The log of a pod splits lines that are longer than 16 KiB."""
+_MOST_CHARACTERS = 3000
+"""The limit of characters in one frame. A character has at most 4 bytes in UTF-8, and 3 bytes become 4 in base64."""
+_MOST_ENDING_CHARACTERS = 1 << 20
 
 
 class Part(StrEnum):
@@ -25,7 +32,10 @@ class Part(StrEnum):
 
     STDOUT = "stdout"
     STDERR = "stderr"
+    ENDING = "ending"
+    """The beginning of an `Ending` that is too long for one frame."""
     END = "end"
+    """The last frame: an `Ending`, or its last part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +60,7 @@ class Frame:
     Args:
         number: the number of the frame, from 0.
         part: what the frame contains.
-        text: what the program wrote; in the last frame, its `Ending` as JSON.
+        text: what the program wrote; in the parts `ENDING` and `END`, its `Ending` as JSON.
     """
 
     number: int
@@ -74,17 +84,22 @@ class FrameWriter:
 
     def write(self, part: Part, text: str) -> None:
         """Write a text in as many frames as it needs."""
-        text = self._replaced(text)
         with self._lock:
-            for begin in range(0, len(text), _MOST_CHARACTERS):
-                self._write(part, text[begin : begin + _MOST_CHARACTERS])
+            for piece in _pieces(self._replaced(text)):
+                self._write(part, piece)
 
     def end(self, ending: Ending) -> None:
-        """Write the last frame."""
-        hint = None if ending.hint is None else self._replaced(ending.hint)
-        document = {"code": int(ending.code), "message": self._replaced(ending.message), "hint": hint}
+        """Write the last frame, after frames with the beginning of the ending if it is long.
+
+        A message or a hint of more than 16,384 characters is cut, as in an error message.
+        """
+        hint = None if ending.hint is None else message_lines(self._replaced(ending.hint))
+        message = message_lines(self._replaced(ending.message))
+        *first, last = _pieces(json.dumps({"code": int(ending.code), "message": message, "hint": hint}))
         with self._lock:
-            self._write(Part.END, json.dumps(document))
+            for piece in first:
+                self._write(Part.ENDING, piece)
+            self._write(Part.END, last)
 
     def stream(self, part: Part, *, is_terminal: bool = False) -> io.TextIOBase:
         """A stream that can replace `sys.stdout` or `sys.stderr`."""
@@ -100,6 +115,11 @@ class FrameWriter:
         self._log.write(f"{_MARK} {self._number} {part} {data}\n")
         self._log.flush()
         self._number += 1
+
+
+def _pieces(text: str) -> list[str]:
+    """The text in parts that each fit into one frame."""
+    return [text[begin : begin + _MOST_CHARACTERS] for begin in range(0, len(text), _MOST_CHARACTERS)]
 
 
 class _FrameStream(io.TextIOBase):
@@ -137,10 +157,31 @@ def read_frame(line: str) -> Frame | None:
         return None
 
 
-def read_ending(frame: Frame) -> Ending | None:
-    """How the program ended, by its last frame; None if the frame is not valid."""
+class EndingReader:
+    """Puts the ending together from the frames that have its parts."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def read(self, frame: Frame) -> Ending | None:
+        """How the program ended, if this is the last frame; None for all other frames, and if the ending is invalid.
+
+        Args:
+            frame: the next frame. Frames of stdout and stderr are ignored.
+        """
+        if frame.part not in {Part.ENDING, Part.END}:
+            return None
+        if len(self._text) <= _MOST_ENDING_CHARACTERS:
+            self._text += frame.text
+        if frame.part is Part.ENDING:
+            return None
+        text, self._text = self._text, ""
+        return None if len(text) > _MOST_ENDING_CHARACTERS else _ending_in(text)
+
+
+def _ending_in(text: str) -> Ending | None:
     try:
-        found: Any = json.loads(frame.text)
+        found: Any = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):

@@ -7,6 +7,9 @@ a reader takes an exclusive lock if it can. A reader that may not write, such as
 read-only, takes a shared lock. Each reader locks one byte of its own, far after the end of the file; so readers do
 not exclude each other.
 
+If the locks cannot be read, for example because this process has too many open files, `lease_on` returns
+`Lease.UNREADABLE`. The caller of `lease_on` keeps the checkpoint, and finds out later whether it may be deleted.
+
 For a shared lock of an unknown process, `lease_on` returns `Lease.UNKNOWN`. The caller of `lease_on` keeps only a few
 checkpoints for which it gets this result. Otherwise, everyone who may read the folder could prevent the deletion of
 all checkpoints.
@@ -14,6 +17,7 @@ all checkpoints.
 
 import contextlib
 import enum
+import errno
 import fcntl
 import os
 from collections.abc import Generator
@@ -22,13 +26,14 @@ from typing import IO
 
 from safepoint.foundation import clock
 from safepoint.foundation.processes import close_in_children, find_lock, is_seeing_all
-from safepoint.foundation.shared_folders.opening import open_regular, open_shared
+from safepoint.foundation.shared_folders.opening import NOT_A_FILE, open_regular, open_shared
 from safepoint.foundation.shared_folders.record_locks import CANNOT_LOCK, IS_HELD, call_lock
 
 _FIRST_BYTE = 1 << 61
 _NUM_BITS = 56
 _NUM_TRIES = 50
 _AGAIN_S = 0.01
+_MAY_NOT_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class Lease(enum.Enum):
@@ -37,6 +42,7 @@ class Lease(enum.Enum):
     NONE = "no process of this user reads it"
     READER = "it is being read by a process that may write to it, or by a process of this user on this machine"
     UNKNOWN = "a process of any user on another machine or in a container holds a shared lock on it"
+    UNREADABLE = "an error prevented this process from reading the locks; a process may read it"
 
 
 @contextlib.contextmanager
@@ -62,15 +68,20 @@ def reading(path: Path) -> Generator[None]:
 def lease_on(path: Path) -> Lease:
     """What is known about the processes that hold a `reading` lease on `path`.
 
-    NONE if `path` cannot be opened, or if files cannot be locked.
+    NONE if `path` is not a regular file, or if the file system has no locks: then no process holds a lease. After
+    any other error, the result is UNREADABLE.
 
     The file is opened for writing, because only then does an NFS server ask its clients for their locks.
     """
     try:
-        with _open_to_lock(path) as file:
+        file = _open_to_lock(path)
+    except OSError as error:
+        return Lease.NONE if error.errno in NOT_A_FILE else Lease.UNREADABLE
+    with file:
+        try:
             return _lease_of(file)
-    except OSError:
-        return Lease.NONE
+        except OSError:
+            return Lease.UNREADABLE
 
 
 def _lease_of(file: IO[bytes]) -> Lease:
@@ -87,6 +98,9 @@ def _lease_of(file: IO[bytes]) -> Lease:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return Lease.UNKNOWN
+        except OSError as no_flock:
+            if no_flock.errno not in CANNOT_LOCK:
+                raise
         return Lease.NONE
     is_here, is_own = find_lock(os.fstat(file.fileno()))
     if is_own:
@@ -131,7 +145,9 @@ def _has_flock(file: IO[bytes]) -> bool:
 def _open_to_lock(path: Path) -> IO[bytes]:
     try:
         return os.fdopen(open_shared(path, os.O_RDWR), "r+b", buffering=0)
-    except OSError:  # the file is read-only
+    except OSError as error:
+        if error.errno not in _MAY_NOT_WRITE:
+            raise
         return open_regular(path)
 
 

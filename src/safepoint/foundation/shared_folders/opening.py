@@ -13,6 +13,10 @@ from typing import BinaryIO
 
 from safepoint.foundation.shared_folders import no_links
 
+NOT_A_FILE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EINVAL}
+)
+"""The errors of `open_shared` that mean that `path` names no regular file. After other errors, there may be one."""
 _MAX_COPIED_BYTES = 256 << 20
 _NUM_OPENS = 10
 

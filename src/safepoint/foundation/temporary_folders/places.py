@@ -19,6 +19,7 @@ from safepoint.errors import UsageError, printable
 from safepoint.foundation.environment import check_home, fallback_home, temporary_folder
 from safepoint.foundation.processes import is_seeing_all
 from safepoint.foundation.shared_folders.ownership import is_planted, looked_up
+from safepoint.foundation.units import format_bytes
 
 TEMPORARY = "TMPDIR"
 """The variable that names the temporary folder."""
@@ -38,8 +39,8 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     """The folder in which to create a temporary folder.
 
     It is the usual temporary folder. If other users could replace folders there, it is `/dev/shm`. If they could also
-    replace folders in `/dev/shm`, or if `/dev/shm` has too little free space, a warning is logged, and the result is
-    the folder that would be chosen if there were no other users.
+    replace folders in `/dev/shm`, or if `/dev/shm` has too little free space or cannot be written, a warning is
+    logged, and the result is the folder that would be chosen if there were no other users.
 
     Args:
         prefers_memory: prefer `/dev/shm`, if it has enough free space and the user has not set TMPDIR.
@@ -50,13 +51,14 @@ def private_parent(*, prefers_memory: bool = False) -> Path:
     # If no temporary folder can be written, raise an error even if /dev/shm could be used: torch elastic and most
     # scripts need a temporary folder too.
     usual = Path(temporary_folder())
-    candidates = [usual, *([_IN_MEMORY] if _has_room() else [])]
+    obstacle = _obstacle()
+    candidates = [usual] if obstacle else [usual, _IN_MEMORY]
     if prefers_memory and TEMPORARY not in os.environ:
         candidates.reverse()
     for folder in candidates:
         if not may_be_replaced(folder):
             return folder
-    _warn_of_others(candidates[0])
+    _warn_of_others(usual, obstacle)
     return candidates[0]
 
 
@@ -156,18 +158,24 @@ def may_be_replaced(folder: Path, *, by_everyone: bool = False) -> bool:
     return False
 
 
-def _has_room() -> bool:
-    with contextlib.suppress(OSError):
+def _obstacle() -> str:
+    """Why this process cannot use `/dev/shm`, even if there were no other users; empty if it can."""
+    try:
         status = os.statvfs(_IN_MEMORY)
-        return status.f_bavail * status.f_frsize >= _ROOM_BYTES and os.access(_IN_MEMORY, os.W_OK)
-    return False
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    if not os.access(_IN_MEMORY, os.W_OK):
+        return "cannot be written"
+    has_room = status.f_bavail * status.f_frsize >= _ROOM_BYTES
+    return "" if has_room else f"has less than {format_bytes(_ROOM_BYTES)} of free space"
 
 
 @functools.cache
-def _warn_of_others(folder: Path) -> None:
+def _warn_of_others(folder: Path, obstacle: str) -> None:
     if is_seeing_all():  # do not warn in a container, whose processes trust each other
         _log.warning(
-            "other users can replace the temporary folders of this run, because they may write to /dev/shm, and to "
-            "%s or a folder above it; set TMPDIR to a folder to which only you may write",
+            "other users can replace the temporary folders of this run, because they may write to %s or a folder "
+            "above it, and %s; set TMPDIR to a folder to which only you may write",
             printable(str(folder)),
+            f"/dev/shm {obstacle}" if obstacle else "to /dev/shm",
         )

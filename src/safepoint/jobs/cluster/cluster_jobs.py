@@ -51,11 +51,11 @@ from safepoint.jobs.cluster.suspension.stop import stop_job, wait_until
 from safepoint.jobs.cluster.watches.details import details_of, progress_in_log
 from safepoint.jobs.cluster.watches.job_objects import events_of_job, objects_of_jobs, target_of
 from safepoint.jobs.cluster.watches.job_watch import JobWatch
-from safepoint.jobs.cluster.watches.observer import Observer
+from safepoint.jobs.cluster.watches.observer import Observer, names_of_jobs
 from safepoint.jobs.cluster.watches.pod_logs import follow_pods, read_pods
 from safepoint.jobs.cluster.watches.pod_memory import PodMemory
 from safepoint.jobs.cluster.watches.safe_points import SafePoints
-from safepoint.jobs.model.job_place import LogLine
+from safepoint.jobs.model.job_place import LogLine, UnknownJobError
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.spec import names_of_secrets
 from safepoint.jobs.model.states import JobState
@@ -464,8 +464,10 @@ class ClusterJobs:
 
     def _unknown(self, name: str) -> NotFoundError:
         check_trainer(self._api)
-        return NotFoundError(
+        return UnknownJobError(
             f"there is no job {name} in namespace {self._api.namespace} of cluster {self.place}; nothing was done",
+            name=name,
+            known=names_of_jobs(self._api),
             hint="`safepoint list` with the same --on and --namespace shows the jobs",
         )
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from safepoint.errors import UnsupportedError, UsageError
 from safepoint.estimates.job_needs import JobNeeds
 from safepoint.jobs.cluster.objects import Object, name_of, texts
-from safepoint.jobs.model.identity import IDENTITY, SECRET_KEYS
+from safepoint.jobs.model.identity import keys_among
 from safepoint.jobs.model.spec import check_name, check_packages, check_variables, has_credentials
 from safepoint.settings.run_settings import RunSettings
 from safepoint.storage.location import parse_location
@@ -131,7 +131,7 @@ class ClusterSpec:
         if self.settings.freeze_as_last_resort:
             check_freezable(self.settings.output_dir, self.num_nodes)
         check_variables(self.env)
-        keys = sorted(name for name in self.env if name.upper() in IDENTITY | SECRET_KEYS)
+        keys = keys_among(self.env)
         if keys:
             raise UsageError(
                 f"env has {', '.join(keys)}, which all readers of the TrainJob could see; nothing was submitted",

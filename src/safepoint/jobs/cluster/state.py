@@ -162,7 +162,7 @@ class ClusterJob:
     @property
     def created_at(self) -> datetime:
         """When the job was created."""
-        return datetime.fromisoformat(self.created)
+        return clock.parse_date(self.created)
 
     @property
     def where(self) -> str:

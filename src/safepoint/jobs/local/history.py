@@ -20,6 +20,7 @@ from safepoint.errors import ConflictError, NotFoundError, SafepointError, Stora
 from safepoint.foundation import clock
 from safepoint.foundation.processes import ProcessId, kill, processes_of
 from safepoint.jobs.local.paths import history_file, job_folder, make_private
+from safepoint.jobs.model.job_place import UnknownJobError
 from safepoint.jobs.model.records import (
     AttemptRecord,
     JobEvent,
@@ -58,6 +59,7 @@ _SCHEMAS = (
     _FIRST_SCHEMA,
     "ALTER TABLE job ADD COLUMN target_nodes INTEGER",
     "ALTER TABLE job ADD COLUMN image TEXT",
+    "ALTER TABLE job ADD COLUMN from_checkpoint INTEGER NOT NULL DEFAULT 0",
 )
 """For each version of the schema, the statements that make it from the previous version.
 
@@ -68,10 +70,11 @@ _BUSY_S = 30.0
 _RETRY_AFTER_S = 0.01
 _OVER = (JobState.COMPLETE, JobState.FAILED)
 _log = logging.getLogger("safepoint")
+_SHOWS_JOBS = "`safepoint list` shows the jobs"
 _Job = TypeVar("_Job", JobRecord, JobSummary)
 _COLUMNS = (
     "name, spec, state, wanted, created, changed, message, exit_code, attempt, safe_step, setbacks, target_nodes, "
-    "image"
+    "image, from_checkpoint"
 )
 
 
@@ -247,19 +250,20 @@ class History:
         name = self.name_of(name)
         job = self.find(name)
         if job is None:
-            raise NotFoundError(f"there is no job {name!r} any more", hint="`safepoint list` shows the jobs")
+            raise NotFoundError(f"there is no job {name!r} any more", hint=_SHOWS_JOBS)
         return job
 
     def name_of(self, name: str) -> str:
         """The full name of a job, from its name or its first letters; see `job`."""
-        if not name.isascii() or not name:  # names are ASCII, and SQLite would refuse a string that is not UTF-8
-            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows the jobs")
-        rows = self._query("SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name", len(name), name)
+        # Names are ASCII, and SQLite would refuse a string that is not UTF-8.
+        statement = "SELECT name FROM job WHERE substr(name, 1, ?) = ? ORDER BY name"
+        rows = self._query(statement, len(name), name) if name and name.isascii() else []
         names = [row[0] for row in rows]
         if name in names:
             return name
         if not names:
-            raise NotFoundError(f"there is no job {name!r}", hint="`safepoint list` shows the jobs")
+            known = [row[0] for row in self._query("SELECT name FROM job ORDER BY name")]
+            raise UnknownJobError(f"there is no job {name!r}", name=name, known=known, hint=_SHOWS_JOBS)
         if len(names) > 1:
             shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             raise ConflictError(f"{name!r} matches {len(names)} jobs: {shown}", hint="use more letters of the name")
@@ -334,11 +338,11 @@ class History:
             self._change(job.name, "spec = ?, target_nodes = NULL", spec.to_json())
             self._note(job.name, "changed", actor, f"{job.spec.num_nodes} → {num_nodes} nodes")
 
-    def change_spec(self, job: JobRecord, spec: JobSpec, *, actor: str, what: str) -> None:
-        """Change the specification of a job without launchers; `what` describes the change, for the event."""
-        if spec != job.spec:
-            with self.transaction():
-                self._change(job.name, "spec = ?", spec.to_json())
+    def change_spec(self, job: JobRecord, spec: JobSpec, *, actor: str, what: str, from_checkpoint: bool) -> None:
+        """Change with what a job starts next; `what` describes the change, for the event; see `JobRecord`."""
+        with self.transaction():
+            self._change(job.name, "spec = ?, from_checkpoint = ?", spec.to_json(), int(from_checkpoint))
+            if spec != job.spec:
                 self._note(job.name, "changed", actor, what)
 
     def note_image(self, name: str, image: str, *, actor: str) -> None:
@@ -403,11 +407,13 @@ class History:
             self._note(name, str(state).lower(), actor, cause or message, **columns)
 
     def begin_attempt(self, name: str, number: int, num_nodes: int) -> None:
-        """Store the start of an attempt."""
-        self._query(
-            "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
-            *(name, number, num_nodes, clock.utc_now()),
-        )
+        """Store the start of an attempt from a checkpoint, or from the beginning."""
+        with self.transaction():
+            self._query(
+                "INSERT INTO attempt (job, number, num_nodes, started) VALUES (?, ?, ?, ?)",
+                *(name, number, num_nodes, clock.utc_now()),
+            )
+            self._change(name, "from_checkpoint = 0")
 
     def add_node(self, name: str, attempt: int, node: NodeRecord) -> None:
         """Store a launcher."""
@@ -461,7 +467,7 @@ def _summary(row: tuple[Any, ...]) -> JobSummary:
 
 def _job(row: tuple[Any, ...]) -> JobRecord:
     name, spec, state, wanted, created, changed, message, exit_code, attempt, *others = row
-    safe_step, setbacks, target_nodes, image = others
+    safe_step, setbacks, target_nodes, image, from_checkpoint = others
     with _altered(name):
         for time in (created, changed):
             clock.parse_utc(time)
@@ -479,6 +485,7 @@ def _job(row: tuple[Any, ...]) -> JobRecord:
             setbacks=setbacks,
             target_nodes=target_nodes,
             image=image,
+            from_checkpoint=bool(from_checkpoint),
         )
 
 

@@ -257,8 +257,7 @@ class LocalJobs:
     def resume(self, name: str, *, step: int | None = None, from_checkpoint: bool = False) -> JobRecord:
         """Continue a suspended or failed job from its process image or its newest checkpoint; see `newest_state`.
 
-        If `step` is given, the job continues from the checkpoint of this step. If the choice was between an image and
-        a checkpoint, the message of the job says which of the two it continues from.
+        With `step`, it continues from the checkpoint of this step. No image is used with `step` or `from_checkpoint`.
 
         Raises:
             ConflictError: the job is active, complete or being deleted, or another job writes to its output location.
@@ -279,8 +278,9 @@ class LocalJobs:
             output = self.output_of(job)
             self._check_output_is_free(job.spec, output)
             spec, what = chosen_checkpoint.spec_for(job, output, step)
-            begin = newest_state(job, output, from_checkpoint=from_checkpoint or step is not None)
-            self._history.change_spec(job, spec, actor=self._actor, what=what)
+            from_checkpoint |= step is not None
+            begin = newest_state(job, output, from_checkpoint=from_checkpoint)
+            self._history.change_spec(job, spec, actor=self._actor, what=what, from_checkpoint=from_checkpoint)
             self._request(job, RequestedAction.RUN)
             if not job.state.is_active:
                 why, image = begin.why, begin.image

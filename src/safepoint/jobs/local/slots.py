@@ -20,6 +20,7 @@ from pathlib import Path
 from safepoint.errors import UsageError
 from safepoint.foundation.configuration import Configuration
 from safepoint.foundation.processes import JOB_VARIABLE
+from safepoint.foundation.quantities import parse_whole
 from safepoint.foundation.units import plural
 from safepoint.jobs.model.records import JobRecord, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
@@ -116,9 +117,12 @@ def _num_devices() -> int:
 
 def _number(variable: str, setting: int | None, environ: Mapping[str, str]) -> int | None:
     text = environ.get(variable, "").strip()
-    if text and not text.isdecimal():
-        raise UsageError(f"{variable}={text!r} must be a whole number")
-    return int(text) if text else setting
+    if not text:
+        return setting
+    number = parse_whole(text)
+    if number is None:
+        raise UsageError(f"{variable}={text[:60]!r} must be a whole number")
+    return number
 
 
 def check_size(spec: JobSpec, capacity: Slots) -> None:

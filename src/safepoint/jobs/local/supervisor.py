@@ -180,7 +180,7 @@ class Supervisor:
 
     def _goes_on(self, job: JobRecord) -> bool:
         """Whether the job continues from its image. False after a failure, because the job might fail again."""
-        if job.image is None or job.state is JobState.RESTARTING:
+        if job.image is None or job.from_checkpoint or job.state is JobState.RESTARTING:
             return False
         from safepoint.jobs.local.newest_state import newest_state  # imports the library of object stores
 
@@ -267,10 +267,11 @@ class Supervisor:
             SafepointError: a path leads to something else, or an input is gone.
         """
         waits_for = None
-        while (user := self._enter_workspace(job)) is not None:
-            if user != waits_for:
-                waits_for = user
-                message = f"waits for job {user}, which uses other files at {job.spec.inputs[0].target}"
+        while (conflict := self._enter_workspace(job)) is not None:
+            if conflict != waits_for:
+                waits_for = conflict
+                user, target = conflict
+                message = f"waits for job {user}, which uses other files at {target}"
                 self._history.become(self._name, self._job.state, actor=self._actor, message=message)
             if not self._may_continue():
                 raise JobStoppedError
@@ -279,8 +280,9 @@ class Supervisor:
         if waits_for is not None:
             self._history.become(self._name, self._job.state, actor=self._actor)
 
-    def _enter_workspace(self, job: JobRecord) -> str | None:
-        """Set the links to the inputs of the job. If another job uses other files there, return that job's name."""
+    def _enter_workspace(self, job: JobRecord) -> tuple[str, str] | None:
+        """Set the links to the inputs of the job. If another job uses other files there, return that job's name, and
+        the path."""
         wanted = {one.target: fetched(self._folder, one) for one in job.spec.inputs}
         with self._history.transaction():  # meanwhile no other supervisor can set the links
             others = [other for other in self._history.jobs(slots.HOLDING) if other.name != self._name]
@@ -289,7 +291,7 @@ class Supervisor:
                     theirs = fetched(job_folder(other.name), one)
                     is_in_use = theirs is not None and workspace.content_of(one.target) == theirs
                     if is_in_use and wanted.get(one.target, theirs) != theirs:
-                        return other.name
+                        return other.name, one.target
             for target, path in wanted.items():
                 if path is None:
                     raise StorageError(f"what was fetched for {target} was deleted meanwhile", hint="resume the job")

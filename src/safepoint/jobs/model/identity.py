@@ -1,6 +1,7 @@
 """The environment variables that lead to an object store: keys, logins, servers, regions and accounts."""
 
 import enum
+from collections.abc import Iterable
 
 
 class VariableKind(enum.Enum):
@@ -55,3 +56,9 @@ IDENTITY = frozenset(
     name for name, kind in VARIABLES.items() if name.startswith("AWS_") and kind is not VariableKind.PLACE
 )
 """The variables that select an S3 server and the keys for it. A data connection replaces all of them."""
+
+
+def keys_among(variables: Iterable[str]) -> list[str]:
+    """The variables that a job's specification must not set, because it is stored: the keys of all object stores, and
+    what selects an S3 server and the keys for it. Names in lower case count too: their values may be keys."""
+    return sorted(name for name in variables if name.upper() in IDENTITY | SECRET_KEYS)

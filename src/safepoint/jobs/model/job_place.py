@@ -1,13 +1,31 @@
 """The interface through which commands use jobs. It is the same for this machine and for a cluster."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from safepoint.errors import NotFoundError
+from safepoint.foundation.units import most_similar
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress
 from safepoint.settings.run_settings import RunSettings
+
+
+class UnknownJobError(NotFoundError):
+    """There is no job of this name. The hint names the job whose name is most similar, if one is similar.
+
+    Args:
+        message: what was not found, and what was done about it.
+        name: the name that was given.
+        known: the names of the jobs that exist.
+        hint: how to see these jobs.
+    """
+
+    def __init__(self, message: str, *, name: str, known: Collection[str], hint: str) -> None:
+        self.similar = most_similar(name.lower(), known)
+        """The name of the most similar job; empty if no name is similar."""
+        super().__init__(message, hint=f"did you mean {self.similar}? {hint}" if self.similar else hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,7 @@ def conclude(
         message = what_is_saved if saved else f"it was stopped without a save; {what_is_saved}"
         if failure is not None and not missing_in:
             message += "; the upload to the object store is not complete"
-        return Outcome(state=state, exit_code=code if failure is None else failure, message=message)
+        return Outcome(state=state, exit_code=code if saved or failure is None else failure, message=message)
     setbacks = 0 if has_progressed else setbacks
     what = cause or ("was interrupted from outside" if None not in exit_codes else "was killed")
     if setbacks >= MAX_SETBACKS:

@@ -49,6 +49,8 @@ class JobRecord:
         setbacks: the number of consecutive interruptions without progress that were not requested.
         target_nodes: a number of nodes that was requested and is not in effect yet; None if no number was requested.
         image: the absolute path or the URI of the newest process image of its newest attempt; None if there is none.
+        from_checkpoint: whether its next start must be from a checkpoint, even if an image is newer. The image may be
+            made later, if the job is still being suspended.
     """
 
     name: str
@@ -64,6 +66,7 @@ class JobRecord:
     setbacks: int = 0
     target_nodes: int | None = None
     image: str | None = None
+    from_checkpoint: bool = False
 
     @property
     def needs_supervisor(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from safepoint.errors import UsageError
 from safepoint.foundation.field_types import FLAG, TEXT, VARIABLES, Kind, check_fields, texts, whole
-from safepoint.jobs.model.identity import IDENTITY
+from safepoint.jobs.model.identity import keys_among
 from safepoint.jobs.model.inputs import Input
 from safepoint.settings.run_settings import RunSettings
 
@@ -107,12 +107,13 @@ class JobSpec:
         if not os.path.isabs(self.working_dir):
             raise UsageError(f"working_dir {self.working_dir!r} must be an absolute path")
         check_variables(self.env)
-        keys = sorted(IDENTITY.intersection(self.env))
+        keys = keys_among(self.env)
         if keys:
             raise UsageError(
                 f"env has {', '.join(keys)}, but env is stored in the job history, so it must not contain access "
                 "keys; nothing was submitted",
-                hint="put the keys into connections.toml, and use --connection NAME or data_connection_name",
+                hint="set them in the environment of this command or program: jobs of this machine inherit it. Keys "
+                "of S3 can also be in connections.toml: use --connection NAME or data_connection_name",
             )
         check_packages(self.packages, self.package_indexes)
 
@@ -147,8 +148,9 @@ def has_credentials(text: str) -> bool:
 
 
 def names_of_secrets(env: Mapping[str, str]) -> list[str]:
-    """The variables of `env` whose names suggest secrets. The history would store their values."""
-    return sorted(name for name in env if _SECRET.search(name))
+    """The variables of `env` whose names suggest secrets, or whose values are addresses with a user or a password.
+    The history would store their values."""
+    return sorted(name for name, text in env.items() if _SECRET.search(name) or has_credentials(text))
 
 
 def check_packages(

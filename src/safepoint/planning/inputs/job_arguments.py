@@ -12,10 +12,12 @@ from pathlib import Path
 
 from safepoint.errors import UsageError
 from safepoint.estimates.sizes import Optimizer, Strategy, optimizer_named
-from safepoint.foundation.quantities import parse_flag
+from safepoint.foundation.quantities import parse_flag, parse_whole
 from safepoint.planning.inputs.records import strategy_in
 
 _MODEL = "model_name_or_path"
+_MOST = 999_999
+"""The largest number in an argument that a plan uses."""
 _LORA_RANK = 16
 """TRL's default of `--lora_r`."""
 _OTHER_MODEL = re.compile(r"(?!model_name_or_path$)(?=.*model)\w*_(?:path|name_or_path)")
@@ -103,8 +105,8 @@ def _text(options: dict[str, tuple[str, ...]], name: str) -> str | None:
 
 
 def _number(options: dict[str, tuple[str, ...]], name: str) -> int | None:
-    text = _text(options, name)
-    return int(text) if text is not None and text.isascii() and text.isdigit() and 0 < int(text) < 1_000_000 else None
+    number = parse_whole(_text(options, name) or "")
+    return number if number is not None and 0 < number <= _MOST else None
 
 
 def _is_on(options: dict[str, tuple[str, ...]], name: str) -> bool:
@@ -125,7 +127,14 @@ def _unused(options: dict[str, tuple[str, ...]], code: Path | None) -> Iterator[
         return " ".join((f"--{name}", *options[name]))[:100]
 
     if "save_total_limit" in options and _number(options, "save_total_limit") is None:
-        yield f"{typed('save_total_limit')} is no limit: with a limit below 1, the Trainer deletes no checkpoint"
+        limit = _text(options, "save_total_limit") or ""
+        digits = limit.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()):
+            yield f"{typed('save_total_limit')} is not a whole number, and not used"
+        elif limit != digits or not digits.strip("0"):
+            yield f"{typed('save_total_limit')} is no limit: with a limit below 1, the Trainer deletes no checkpoint"
+        else:
+            yield f"{typed('save_total_limit')} is not used: a plan has at most {_MOST:,} checkpoints"
     if "lora_r" in options and _number(options, "lora_r") is None:
         yield f"{typed('lora_r')} is not a valid rank of an adapter, and not used: the rank is {_LORA_RANK}"
     if "optim" in options and optimizer_named(_text(options, "optim") or "") is None:

@@ -13,6 +13,7 @@ from safepoint.errors import (
     SafepointError,
     UsageError,
 )
+from safepoint.foundation.quantities import parse_whole
 from safepoint.jobs.local.images.job_images import freeze_job, image_of, images_folder, thaw_job
 from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.outputs import open_output
@@ -125,7 +126,8 @@ class LocalBackend(RuntimeBackend):
         name = metadata.pop("name", None)
         rest = sorted([*(f"metadata.{key}" for key in metadata), *applied])
         if rest:
-            _log.warning("options set %s, which has no effect on this machine", ", ".join(rest))
+            has = "has" if len(rest) == 1 else "have"
+            _log.warning("options set %s, which %s no effect on this machine", ", ".join(rest), has)
         return name
 
     def list_jobs(self, runtime: types.Runtime | None = None) -> list[types.TrainJob]:
@@ -165,10 +167,11 @@ class LocalBackend(RuntimeBackend):
                 for line in jobs.logs(name, step=step, follow=bool(follow)):
                     yield line.text
                 return
-            if kind not in {constants.NODE, "rank"} or not text.isdecimal():
+            number = parse_whole(text)
+            if kind not in {constants.NODE, "rank"} or number is None:
                 raise UsageError(f"step {step!r} is invalid", hint="use node-0, node-1, … or rank-0, rank-1, …")
             is_node = kind == constants.NODE
-            node, rank = (int(text), None) if is_node else (None, int(text))
+            node, rank = (number, None) if is_node else (None, number)
             for line in jobs.logs(name, node=node, rank=rank, follow=bool(follow)):
                 yield line.text
 

@@ -19,7 +19,7 @@ from safepoint.jobs.local.attempt.workspace import provide_workspace
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.local.slots import Slots, count_slots, remark_on
 from safepoint.jobs.model.function_source import as_options, take_function
-from safepoint.jobs.model.identity import IDENTITY
+from safepoint.jobs.model.identity import keys_among
 from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.sdk.config import LocalConfig
 from safepoint.sdk.local.inputs import inputs_of
@@ -207,7 +207,7 @@ def _checked(env: Mapping[str, Any] | None, *, has_connection: bool) -> dict[str
     for name, text in found.items():
         if not isinstance(text, str):
             raise UsageError(f"env[{name!r}] is {text!r}; its value must be a string")
-    keys = sorted(IDENTITY.intersection(found))
+    keys = keys_among(found)
     if keys:
         trainer = "" if has_connection else " of a TransformersTrainer"
         raise UsageError(

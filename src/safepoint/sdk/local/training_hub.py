@@ -13,6 +13,7 @@ from typing import Any
 from safepoint.errors import UnsupportedError, UsageError
 from safepoint.foundation.environment import is_importable
 from safepoint.foundation.field_types import NAMED
+from safepoint.foundation.quantities import parse_whole
 from safepoint.jobs.local.slots import count_slots
 from safepoint.sdk.checks import is_of_fork
 from safepoint.sdk.config import LocalConfig
@@ -103,8 +104,8 @@ def training_hub_job(trainer: Any, config: LocalConfig) -> TrainingHubJob:
 def _resources(ranks: Any) -> dict[str, int]:
     """The resources for a trainer that names none: a GPU for each process, or a CPU if this machine has no GPU."""
     num_gpus = count_slots().gpu
-    if isinstance(ranks, str) and ranks.strip().isdecimal():
-        ranks = int(ranks)
+    if isinstance(ranks, str):
+        ranks = parse_whole(ranks.strip())
     if not isinstance(ranks, int) or ranks < 1:  # `auto` and `gpu` stand for all GPUs
         ranks = num_gpus or 1
     return {"gpu" if num_gpus else "cpu": ranks}

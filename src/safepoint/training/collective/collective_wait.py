@@ -70,5 +70,5 @@ def _results(outcomes: list[_T | SafepointError]) -> list[_T]:
     errors = [(rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, SafepointError)]
     if errors:
         rank, error = min(errors, key=lambda pair: not isinstance(pair[1], CheckpointError))
-        raise error if rank == 0 else type(error)(f"{error.message} (on rank {rank})", hint=error.hint)
+        raise error if rank == 0 else error.with_message(f"{error.message} (on rank {rank})", hint=error.hint)
     return outcomes  # pyright: ignore[reportReturnType]

@@ -93,7 +93,7 @@ def current_context() -> RankContext:
     forget_service_links()
     settings, place = RunSettings.from_environment(), Place.from_environment()
     console.set_up(settings.verbosity)
-    use_wording(settings.wording)
+    use_wording(settings.wording, job_dir=settings.job_dir)
     context = RankContext(settings, place)
     context.termination.install(
         on_signal=context.reporter.report_signal,

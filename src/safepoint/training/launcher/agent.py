@@ -48,7 +48,7 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.rendezvous import Rendezvous
 from safepoint.training.launcher.signal_relay import SignalRelay
-from safepoint.training.launcher.start_timeline import StartTimeline
+from safepoint.training.launcher.start_phases.start_timeline import StartTimeline
 from safepoint.training.outcome.rank_record import RankRecord, read_records
 from safepoint.training.outcome.verdict import describe_end, first_failure
 from safepoint.training.rank_processes.births import copied_from

@@ -30,7 +30,8 @@ from safepoint.training.launcher.launcher_reporter import LauncherReporter
 from safepoint.training.launcher.orphans import Orphans
 from safepoint.training.launcher.signal_relay import SignalRelay
 from safepoint.training.launcher.space_watch import SpaceWatch
-from safepoint.training.launcher.start_timeline import StartTimeline
+from safepoint.training.launcher.start_phases.start_notice import StartNotice
+from safepoint.training.launcher.start_phases.start_timeline import StartTimeline
 from safepoint.training.outcome.launcher_folder import launcher_folder
 from safepoint.training.outcome.program_error import exit_code_after, summarize
 from safepoint.training.outcome.rank_record import read_records
@@ -41,7 +42,13 @@ from safepoint.training.rank_processes.template_process import TemplateProcess
 _log = logging.getLogger("safepoint")
 
 
-def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], None] | None = None) -> int:
+def launch(
+    plan: LaunchPlan,
+    settings: RunSettings,
+    *,
+    on_exit: Callable[[int], None] | None = None,
+    reports_slow_start: bool = True,
+) -> int:
     """Run the ranks of this node to their end.
 
     Call this function on the main thread, because it installs handlers for the process's signals.
@@ -50,6 +57,8 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         plan: which ranks to start.
         settings: the options of the run.
         on_exit: receives the exit code when a signal ends the process before this function returns.
+        reports_slow_start: whether to print what the ranks wait for, if they have not begun to train after some
+            seconds.
 
     Returns:
         The exit code for this process: 0, 2, 11, 13, 14, 75, 130 or 143 (docs/exit-codes.md), or the exit code of the
@@ -57,15 +66,16 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
         a save.
     """
     console.set_up(settings.verbosity)
-    use_wording(settings.wording)
     if settings.job_dir is not None:
         settings = replace(settings, job_dir=os.path.abspath(settings.job_dir))
+    use_wording(settings.wording, job_dir=settings.job_dir)
     with launcher_folder() as folder:
         reporter = LauncherReporter(settings, folder, node=plan.node_rank, num_nodes=plan.nnodes)
         relay = SignalRelay(settings, folder, is_alone=plan.nnodes == 1, reporter=reporter, on_exit=on_exit)
         timeline = StartTimeline(folder, plan.node_rank, reporter.report)
         relay.install()
         reporter.start()
+        notice = StartNotice(plan, timeline, is_wanted=lambda: reports_slow_start and not relay.signal)
         watch = SpaceWatch(folder, reporter.report)
         watch.start()
         orphans = Orphans()
@@ -81,8 +91,6 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
 
         protect_folders()
         template = _make_template(plan, settings, relay)
-        if template is not None and plan.nproc_per_node.isdecimal():
-            template.start()  # it imports modules while this process imports the agent
         # The agent is imported only here, because that import takes seconds, and `relay` handles signals by now. If
         # this is the only node, a stop signal that arrives before the ranks start ends this process.
         from safepoint.training.launcher.agent import run_agent
@@ -95,6 +103,7 @@ def launch(plan: LaunchPlan, settings: RunSettings, *, on_exit: Callable[[int], 
             reporter.end(exit_code_after(error), summarize(error), limit_s=relay.report_limit_s)
             raise
         finally:
+            notice.end()
             if template is not None:
                 template.end()
         stop_signal, killed = relay.ranks_ended()
@@ -133,12 +142,18 @@ def _start_keeper(settings: RunSettings, folder: Path) -> KeeperProcess | None:
 
 
 def _make_template(plan: LaunchPlan, settings: RunSettings, relay: SignalRelay) -> TemplateProcess | None:
-    """The process from which the ranks are copied, not started yet; None if the ranks are started one by one."""
+    """The process from which the ranks are copied; None if the ranks are started one by one.
+
+    If the number of ranks is known, the process is started: it imports modules while this process imports the agent.
+    """
     if not settings.preload or not sys.platform.startswith("linux"):
         return None
     HashSeed(program=plan.program, is_module=plan.is_module).choose()
     plan.set_default_threads()
-    return TemplateProcess(plan.program, is_module=plan.is_module, is_stopping=lambda: bool(relay.signal))
+    template = TemplateProcess(plan.program, is_module=plan.is_module, is_stopping=lambda: bool(relay.signal))
+    if plan.nproc_per_node.isdecimal():
+        template.start()
+    return template
 
 
 def _prepare_environment(settings: RunSettings) -> None:

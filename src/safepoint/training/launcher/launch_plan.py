@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from safepoint.errors import UsageError
 from safepoint.foundation.environment import current_folder, is_importable
+from safepoint.foundation.quantities import parse_whole
 from safepoint.training.program import find_script
 
 
@@ -44,10 +45,10 @@ class LaunchPlan:
                 f"there is no module {self.program[0]}",
                 hint="check its name and PYTHONPATH; to run a file, leave out -m",
             )
-        if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not (
-            self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 0
-        ):
-            raise UsageError(f"--nproc-per-node {self.nproc_per_node!r} must be a positive number, auto, cpu or gpu")
+        if self.nproc_per_node not in {"auto", "cpu", "gpu"} and not parse_whole(self.nproc_per_node):
+            raise UsageError(
+                f"--nproc-per-node {self.nproc_per_node[:60]!r} must be a positive number, auto, cpu or gpu"
+            )
         if self.nnodes < 1:
             raise UsageError(f"--nnodes {self.nnodes} must be at least 1")
         if not 0 <= self.node_rank < self.nnodes:
@@ -61,6 +62,6 @@ class LaunchPlan:
 
     def set_default_threads(self) -> None:
         """As torchrun does: give each of several ranks one thread, unless the user has chosen a number."""
-        if self.nproc_per_node.isdecimal() and int(self.nproc_per_node) > 1:
+        if (parse_whole(self.nproc_per_node) or 0) > 1:
             # Set here, because torchrun's code sets it with a long warning.
             os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -76,7 +76,7 @@ class StatusTarget:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # a cluster's own authority may omit extensions
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
-        exchange(request, to="the controller", timeout_s=_REQUEST_S, max_bytes=1, context=context)
+        exchange(request, to="the controller", timeout_s=_REQUEST_S, max_bytes=None, context=context)
 
 
 class StatusPost:

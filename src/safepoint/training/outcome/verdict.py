@@ -60,7 +60,7 @@ def reach_verdict(
     if exit_codes and not any(exit_codes.values()):
         return Verdict(ExitCode.OK)
     if stop_signal:
-        return _after_stop(records, stop_signal, killed=killed)
+        return _after_stop(exit_codes, records, stop_signal, killed=killed)
     rank = first_failure(exit_codes, records)
     if rank is None:
         return Verdict(ExitCode.FAILED, "no rank was started")
@@ -97,15 +97,22 @@ def describe_end(rank: int, code: int, record: RankRecord | None) -> str:
     return f"rank {rank} exited with code {code}; its own output has the reason"
 
 
-def _after_stop(records: Mapping[int, RankRecord], stop_signal: int, *, killed: bool) -> Verdict:
+def _after_stop(
+    exit_codes: Mapping[int, int], records: Mapping[int, RankRecord], stop_signal: int, *, killed: bool
+) -> Verdict:
     verdicts = {record.exit_code for record in records.values()}
     if ExitCode.INTERRUPTED_SAVED in verdicts and ExitCode.STORAGE not in verdicts:
         return Verdict(ExitCode.INTERRUPTED_SAVED)
     for code in _REFUSALS:
         if code in verdicts:
             return Verdict(code)
-    message = "ranks that did not end within the grace period were killed; they saved nothing"
-    return Verdict(exit_code_of(stop_signal), message if killed else "")
+    message = ""
+    if killed:
+        message = "ranks that did not end within the grace period were killed; they saved nothing"
+    elif exit_codes and min(exit_codes) not in records:  # the rank that prints how a run ends had not begun
+        name = signal.Signals(stop_signal).name
+        message = f"stopped by {name} while the ranks imported their packages; nothing was saved"
+    return Verdict(exit_code_of(stop_signal), message)
 
 
 def exit_code_of(stop_signal: int) -> ExitCode:

@@ -128,7 +128,7 @@ def _imports_in(statements: list[ast.stmt]) -> Iterator[Wanted]:
                 yield Wanted(module=module, names=tuple(one.name for one in statement.names if one.name != "*"))
             case ast.If() if not _is_for_type_checkers(statement.test):
                 yield from _imports_in([*statement.body, *statement.orelse])
-            case ast.Try():
+            case ast.Try() | ast.TryStar():
                 yield from _imports_in([*statement.body, *statement.orelse, *statement.finalbody])
             case ast.With():
                 yield from _imports_in(statement.body)

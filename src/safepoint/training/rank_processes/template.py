@@ -6,7 +6,6 @@ launcher starts ranks as new processes.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -20,7 +19,7 @@ from typing import Any
 
 from safepoint.foundation import clock
 from safepoint.foundation.channels.channel import ChannelError, close_all
-from safepoint.foundation.processes import set_name
+from safepoint.foundation.processes import end_with_parent, set_name
 from safepoint.training.rank_processes.birth import be_born, make_children_of_reaper
 from safepoint.training.rank_processes.canary import can_compute
 from safepoint.training.rank_processes.fitness import DENIED, FIT, Fitness, UnfitError, audited
@@ -57,7 +56,6 @@ _OF_RANKS = frozenset(
         *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     }
 )
-_PR_SET_PDEATHSIG = 1
 
 
 def is_template() -> bool:
@@ -91,7 +89,7 @@ def run_template(
         plan, _ = channel.receive_message()
         if not isinstance(plan, Plan):
             return 1
-        _die_with(plan.launcher_pid)
+        end_with_parent(plan.launcher_pid, signal.SIGKILL)
         Template(channel, plan, main, prepare, environment).serve(hook, started_s)
     except ChannelError:
         return 0  # the launcher has ended
@@ -286,10 +284,3 @@ def _is_installed(name: str, folders: tuple[str, ...]) -> bool:
         return False
     is_own = name.partition(".")[0] == "safepoint"
     return is_own or bool(spec.origin and os.path.isabs(spec.origin) and is_below(spec.origin, folders))
-
-
-def _die_with(launcher_pid: int) -> None:
-    """Make the kernel end this process when the launcher dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != launcher_pid:
-        os._exit(0)

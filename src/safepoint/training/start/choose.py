@@ -229,8 +229,7 @@ class CheckpointChooser:
 
         Raises:
             NoRoomError: a newer checkpoint did not fit on a disk, and is less than twice as large as `candidate`, so
-                its size is plausible. With more space, the run can resume from the newer checkpoint, and loses no
-                steps.
+                its size is plausible. With more space, the run can resume from the newer checkpoint.
         """
         if self._no_room is not None and self._too_large_bytes < 2 * candidate.size_bytes:
             raise self._no_room
@@ -444,10 +443,8 @@ class CheckpointChooser:
         return {owner: copy for owner, copy in enumerate(verified) if copy is not None}
 
     def _set_aside_newer_than(self, step: int, *, with_foreign: bool = False) -> None:
-        """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1.
-
-        Foreign checkpoints are moved only if `with_foreign` is True.
-        """
+        """Move checkpoints that are newer than `step` aside, in every folder; all of them if `step` is -1. Foreign
+        checkpoints are moved only if `with_foreign` is True."""
         self._set_aside(lambda path: (step_of(path) or 0) > step and (with_foreign or not is_foreign(path)))
 
     def _make_way(self, candidate: Candidate, *, is_in_the_way: bool) -> None:

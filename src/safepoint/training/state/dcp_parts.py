@@ -1,16 +1,17 @@
 """Checks which parts of tensors the metadata of a DCP checkpoint list. An attacker may have written the metadata.
 
 While DCP loads a tensor, it reads each listed part from its place in a file, even if the part is listed a million
-times, or if a thousand parts are at one place. If parts are missing, DCP leaves the memory of the tensor as it is.
+times, or if a thousand parts are at one place. If elements are in no part, DCP leaves them as they are in memory. If
+parts overlap, the part that is read last counts.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 from torch.distributed.checkpoint import metadata
 
 from safepoint.checkpoint.weights.dcp_weights import Place, check_apart
+from safepoint.checkpoint.weights.parts import make_whole
 from safepoint.checkpoint.weights.torch_file import numbers_of
 from safepoint.errors import CheckpointError
 
@@ -22,13 +23,13 @@ parts, so a small file can list many parts."""
 def check_parts(found: Any) -> None:
     """Check that the listed parts of each tensor make the whole tensor, and that no two places in files overlap.
 
-    The parts of a tensor must begin at different offsets, and must together have as many elements as the tensor.
+    Each element of a tensor must be in exactly one part, and no part may be outside of the tensor; see `make_whole`.
 
     Args:
         found: the metadata; anything else is ignored, because DCP refuses it.
 
     Raises:
-        CheckpointError: parts are missing, or are listed more than once, or overlap in a file.
+        CheckpointError: the parts do not make a tensor, or overlap in a file.
         Exception: a value is of another kind than in metadata that torch writes.
     """
     if type(found) is not metadata.Metadata:
@@ -42,7 +43,6 @@ def check_parts(found: Any) -> None:
         num_parts += len(entry.chunks)
         if num_parts > _MOST_PARTS:
             raise CheckpointError(f"it lists more than {_MOST_PARTS} parts of tensors")
-        parts = [(numbers_of(one.offsets), math.prod(numbers_of(one.sizes))) for one in entry.chunks]
-        places = [offsets for offsets, count in parts if count]
-        if len(set(places)) != len(places) or sum(count for _, count in parts) != math.prod(numbers_of(entry.size)):
+        parts = ((numbers_of(one.offsets), numbers_of(one.sizes)) for one in entry.chunks)
+        if not make_whole(numbers_of(entry.size), parts):
             raise CheckpointError(f"the parts of {name!r:.200} that it lists do not make the whole tensor")

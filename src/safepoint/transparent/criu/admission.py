@@ -163,8 +163,7 @@ class _Admission:
                         poll.unregister(descriptor)  # no process has the filter any more
                     else:
                         self._admit(descriptor)
-            with contextlib.suppress(OSError):
-                self._hand_over()
+            self._hand_over()
 
     def _note(self, poll: select.poll) -> None:
         """Read which call was made."""
@@ -210,13 +209,19 @@ class _Admission:
                 _log.debug("process %d, which is not frozen, connected to CRIU; the connection was closed", pid)
 
     def _hand_over(self) -> None:
-        """Answer the calls of `accept` for which a connection has arrived."""
+        """Answer the calls of `accept` for which a connection has arrived.
+
+        If a call cannot be answered, because a signal has interrupted it or its process has ended, the connection
+        waits for the next call, and the other calls are still answered.
+        """
         for place, call in list(self._asked):
             if self._waiting[place]:
                 self._asked.remove((place, call))
-                with self._waiting[place].popleft() as one:
-                    added = bytearray(_ADDED.pack(call, _ADD_AND_ANSWER, one.fileno(), 0, 0))
+                one = self._waiting[place][0]
+                added = bytearray(_ADDED.pack(call, _ADD_AND_ANSWER, one.fileno(), 0, 0))
+                with contextlib.suppress(OSError):
                     fcntl.ioctl(self._notices, _ADD_FD, added)
+                    self._waiting[place].popleft().close()
 
 
 def _set_filter() -> int:

@@ -96,6 +96,9 @@ class Criu:
         fixed = ["--no-default-config", "--images-dir", f"/proc/self/fd/{images}", "--log-file", str(log), "-v2"]
         # The control groups of the dumped processes may not exist where they are restored.
         fixed.append("--manage-cgroups=ignore")
+        if action == "restore":
+            # Kubernetes lets the `fsGroup` of a pod write to all files of a volume whenever it mounts the volume.
+            fixed.append("--skip-file-rwx-check")
         return [self.path, action, *fixed, "--tcp-established", "--file-locks", *arguments]
 
 

@@ -193,7 +193,7 @@ class ImageLocation:
             yield
 
     def is_in_use(self, name: str) -> bool:
-        """Whether a process reads an image."""
+        """Whether a process reads an image; True if this cannot be found out."""
         return lease_on(self.path(name) / MANIFEST_NAME) is not Lease.NONE
 
     def protection_of(self, manifest: ImageManifest) -> ImageProtection | None:

@@ -96,7 +96,7 @@ def materialise(
     """
     # The digests of regions are compared while the regions are read, and the digests of CRIU's files while the files
     # are copied.
-    with _opened(location, name, has_pages=True, is_read=is_table) as image:
+    with _opened(location, name, has_pages=True, is_read=is_table, target=target) as image:
         needed = raw_bytes(image.manifest) + _SPARE_BYTES
         if free_bytes(target) < needed:
             raise StorageError(
@@ -184,7 +184,12 @@ class _OpenImage:
 
 @contextlib.contextmanager
 def _opened(
-    location: ImageLocation, name: str, *, has_pages: bool, is_read: Callable[[str], bool]
+    location: ImageLocation,
+    name: str,
+    *,
+    has_pages: bool,
+    is_read: Callable[[str], bool],
+    target: Path | None = None,
 ) -> Generator[_OpenImage]:
     """Check an image as far as possible without its pages, and open it.
 
@@ -193,6 +198,8 @@ def _opened(
         name: the image.
         has_pages: whether its pages are going to be read.
         is_read: chooses the files whose digests are compared.
+        target: the folder to which the caller writes. It may be below the folder of the images, and an OSError about
+            a file in it is no fault of the image.
     """
     manifest = location.read(name)
     try:
@@ -210,7 +217,9 @@ def _opened(
             image.check_pagemaps()
             yield image
     except OSError as error:
-        if error.filename is not None and str(error.filename).startswith(str(location.folder)):
+        path = None if error.filename is None else Path(os.fsdecode(error.filename))
+        is_written = path is not None and target is not None and path.is_relative_to(target)
+        if path is not None and path.is_relative_to(location.folder) and not is_written:
             raise ImageError(f"{error.filename} cannot be read: {error.strerror}; it was not used") from error
         raise
 

@@ -114,5 +114,5 @@ def test_a_missing_part_is_found_out(tmp_path: Path) -> None:
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     metadata.state_dict_metadata["model.layer.weight"].chunks.clear()
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=r"0 of 140 bytes of layer\.weight"):
+    with pytest.raises(CheckpointError, match="do not make the whole tensor"):
         dcp_weights(folder)

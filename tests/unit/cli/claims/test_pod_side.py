@@ -13,7 +13,7 @@ from safepoint.cli.lazy import walk
 from safepoint.cli.main import root
 from safepoint.errors import ExitCode
 from safepoint.foundation import clock
-from safepoint.foundation.events.answer_frames import Ending, FrameWriter, Part, read_frame
+from safepoint.foundation.events.answer_frames import Ending, EndingReader, FrameWriter, Part, read_frame
 from safepoint.jobs.cluster.helper import helper
 from safepoint.jobs.cluster.helper.helper_objects import HelperRequest
 from safepoint.storage.location import CLAIMS
@@ -39,11 +39,14 @@ def requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[HelperRequ
         writer = FrameWriter(log, {str(tmp_path): "pvc://ckpt"})
         writer.end(ending)
         frames = [frame for line in log.getvalue().splitlines() if (frame := read_frame(line)) is not None]
-        for frame in frames[:-1]:
-            receive(frame.part, frame.text)
-        ended = helper.read_ending(frames[-1])
-        assert ended is not None
-        return helper.code_of(ended)
+        reader = EndingReader()
+        for frame in frames:
+            ended = reader.read(frame)
+            if ended is not None:
+                return helper.code_of(ended)
+            if frame.part is not Part.ENDING:
+                receive(frame.part, frame.text)
+        raise AssertionError("the log has no ending")
 
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(
@@ -163,7 +166,7 @@ def test_a_key_of_this_machine_is_not_sent_to_a_pod(tmp_path: Path, requests: li
 
 def test_a_folder_that_is_missing(tmp_path: Path, requests: list[HelperRequest]) -> None:
     there, here = both(tmp_path, "list", "--json")
-    assert (there.code, there.exit_error) == (ExitCode.STORAGE, here.exit_error)
+    assert (there.code, there.exit_error) == (ExitCode.NOT_FOUND, here.exit_error)
     assert requests
 
 
@@ -183,6 +186,10 @@ def test_options_without_effect_are_refused(tmp_path: Path, requests: list[Helpe
     for options, words in (
         (("--on", "."), "is on this machine"),
         (("--image", "a"), "--image has no effect"),
+        (
+            ("--image", "a", "--memory", "1Gi"),
+            "--image, --memory have no effect: no pod is needed — omit the",
+        ),
         (("--namespace", "a"), "--namespace has no effect"),
     ):
         done = safepoint("checkpoints", "list", output, *options)

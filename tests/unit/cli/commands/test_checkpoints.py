@@ -1,6 +1,7 @@
 """`safepoint checkpoints …`: what it prints, what it changes, and how it ends."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
+from safepoint.checkpoint.tools.inventory import Item, Kind
+from safepoint.cli.checkpoint_answers import check_removed, nothing_to_adopt
 from safepoint.cli.commands.checkpoints import app
-from safepoint.errors import SafepointError
+from safepoint.errors import SafepointError, StorageError
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import flip
 
@@ -58,7 +61,7 @@ def test_list_and_show(output: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert call("list", tmp_path / "empty") == (0, f"no checkpoints in {tmp_path / 'empty'}\n")
     assert document("list", tmp_path / "empty") == []
-    assert call("list", tmp_path / "nowhere")[0] == 13
+    assert call("list", tmp_path / "nowhere")[0] == 10
     assert call("show", output / "checkpoint-7")[0] == 10
     assert call("list", "ftp://host/x")[0] == 2
 
@@ -199,3 +202,59 @@ def test_a_dry_run_says_what_it_would_do(output: Path) -> None:
     assert code == 14
     assert "would be removed" in text
     assert len(list_checkpoints(output)) == 3
+
+
+def test_why_there_is_nothing_to_adopt(output: Path, tmp_path: Path) -> None:
+    """An unfinished checkpoint, or one of another user, has no manifest."""
+    whole = f"nothing to adopt in {output}: every checkpoint has a manifest\n"
+    assert call("adopt", output) == (0, whole)
+    (tmp_path / "empty").mkdir()
+    assert call("adopt", tmp_path / "empty")[1].endswith("empty: there is no checkpoint\n")
+    manifest = output / "checkpoint-30" / MANIFEST_NAME
+    content = manifest.read_bytes()
+    manifest.unlink()
+    if os.geteuid() == 0:
+        os.chmod(output, 0o1777)
+        os.chown(output / "checkpoint-30", 4711, 4711)
+        text = call("adopt", output)[1]
+        assert text.endswith("out: 1 checkpoint of another user, which cannot be adopted\n")
+        os.chown(output / "checkpoint-30", 0, 0)
+        os.chmod(output, 0o755)
+    manifest.write_bytes(content)
+    assert call("adopt", output) == (0, whole)
+
+
+@pytest.mark.parametrize("kind", [Kind.UNFINISHED, Kind.FOREIGN])
+def test_a_location_that_has_only_what_cannot_be_adopted(kind: Kind) -> None:
+    found = nothing_to_adopt([_item("checkpoint-1", kind), _item("checkpoint-2", Kind.CHECKPOINT)], "s3://b/run")
+    what = "1 unfinished checkpoint" if kind is Kind.UNFINISHED else "1 checkpoint of another user"
+    assert found == f"nothing to adopt in s3://b/run: {what}, which cannot be adopted"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_to_do_about_checkpoints_that_stay(is_folder: bool) -> None:
+    """The message names others only if there are others, and `lsattr` only for a folder."""
+    failed = [(_item("checkpoint-1", Kind.CHECKPOINT), "Operation not permitted")]
+    for num_removed, fate in ((0, ""), (1, "; 1 other checkpoint was removed"), (2, "; 2 other checkpoints were ")):
+        with pytest.raises(StorageError) as caught:
+            check_removed(failed, "out", num_removed=num_removed, is_folder=is_folder)
+        words = "1 checkpoint in out could not be removed, such as checkpoint-1 (Operation not permitted)"
+        assert caught.value.message.startswith(words + fate)
+        assert num_removed or caught.value.message == words
+        assert ("lsattr" in str(caught.value.hint)) is is_folder
+    check_removed([], "out", num_removed=1, is_folder=is_folder)
+
+
+def _item(name: str, kind: Kind) -> Item:
+    return Item(
+        name=name,
+        prefix=name,
+        where=f"out/{name}",
+        stated=None,
+        kind=kind,
+        faults=(),
+        num_files=1,
+        size_bytes=0,
+        modified_s=0.0,
+        created_s=0.0,
+    )

@@ -29,7 +29,8 @@ def test_images_are_listed_newest_first(images: Path) -> None:
         ("image-2", 1, ["image-1"]),
         ("image-1", 2, []),
     ]
-    assert "no process images" in safepoint("images", "list", images.parent / "other").stdout
+    (images.parent / "empty").mkdir()
+    assert "no process images" in safepoint("images", "list", images.parent / "empty").stdout
 
 
 def test_an_image_is_shown(images: Path) -> None:
@@ -38,7 +39,23 @@ def test_an_image_is_shown(images: Path) -> None:
     assert "pages: 3, of which 1 zero, 1 in older images, 1 in this image" in shown
     assert "needs: image-1" in shown
     assert "needs: no other image" in safepoint("images", "show", images / "image-1").stdout
-    assert safepoint("images", "show", images.parent / "other").code == 14
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["images", "list"], ["images", "show"], ["images", "verify"], ["images", "copy"]),
+        *(["images", "prune", "--keep", "newest=1"], ["checkpoints", "list"], ["checkpoints", "verify"]),
+    ],
+)
+def test_a_folder_that_does_not_exist_is_not_an_empty_one(arguments: list[str], tmp_path: Path) -> None:
+    """Exit code 10, as for other things that do not exist; also for the location of a single image."""
+    folder = tmp_path / "nowhere"
+    target = [tmp_path / "new"] if "copy" in arguments else []
+    for place in (folder, folder / "image-1") if arguments[1] in {"show", "copy"} else (folder,):
+        found = safepoint(*arguments, place, *target)
+        assert (found.code, found.stderr) == (10, f"safepoint: error: there is no folder {folder} — check the path\n")
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--deep"]])
@@ -54,7 +71,8 @@ def test_damage_is_reported(images: Path) -> None:
     assert found.code == 14
     assert ["pages-1.regions" in one["fault"] for one in found.document] == [True, True]
     assert "damaged" in safepoint("images", "list", images).stdout
-    assert safepoint("images", "verify", images.parent / "other").code == 14
+    (images.parent / "empty").mkdir()
+    assert safepoint("images", "verify", images.parent / "empty").code == 14
 
 
 def test_without_criu_the_commands_say_so(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +99,7 @@ def test_images_are_copied_with_those_that_they_need(images: Path, tmp_path: Pat
     add_image(other, tmp_path / "dump-3", {100: bytes(4096)})
     assert safepoint("images", "copy", other.folder, target).code == 11
     assert safepoint("images", "copy", images, target / "image-1").code == 2
+    (tmp_path / "empty").mkdir()
     assert safepoint("images", "copy", tmp_path / "empty", target).code == 14
 
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from safepoint.cli.commands.watch import picture, sparkline
-from safepoint.cli.job_answers import page
+from safepoint.cli.job_answers import page, timed_starts
 from safepoint.jobs.local.history import SCHEMA_VERSION, History
 from safepoint.jobs.local.paths import history_file, job_folder, state_folder
 from safepoint.jobs.model.job_progress import risk_of_suspending
-from safepoint.jobs.model.records import RequestedAction
+from safepoint.jobs.model.records import JobEvent, RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
 from safepoint.progress.record import Progress, SaveStatistics, SpaceRecord, State
@@ -221,6 +221,31 @@ def test_a_name_that_is_no_text(command: str) -> None:
     outcome = safepoint(command, "--json", "\udcff")
     assert outcome.code == 10, outcome.stderr
     assert "there is no job" in outcome.exit_error["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["status"], ["logs"], ["events"], ["suspend"], ["resume"], ["delete"], ["watch", "--json"]),
+        *(["scale", "--nnodes", "2"], ["plan", "storage", "--for"], ["plan", "cost", "--for"], ["thaw"]),
+    ],
+)
+def test_a_misspelt_name_of_a_job_suggests_the_nearest_one(arguments: list[str]) -> None:
+    """Also if it is written in capitals; the hint still says how to see all jobs."""
+    add("train", JobState.COMPLETE)
+    add("other", JobState.COMPLETE)
+    for misspelt in ("trian", "TRAIN"):
+        outcome = safepoint(*arguments, misspelt)
+        assert outcome.code == 10, outcome.stderr
+        assert f"there is no job '{misspelt}'" in outcome.stderr
+        assert "did you mean train? `safepoint list` shows the jobs" in outcome.stderr
+    assert "did you mean" not in safepoint(*arguments, "zzzz").stderr
+
+
+def test_a_location_of_a_misspelt_job_suggests_the_nearest_one() -> None:
+    """`job:NAME` in place of a location."""
+    add("train", JobState.COMPLETE)
+    assert "did you mean train?" in safepoint("checkpoints", "list", "job:trian").stderr
 
 
 def test_what_may_be_a_secret_is_said() -> None:
@@ -540,6 +565,21 @@ def test_status_shows_the_phases_of_the_last_starts() -> None:
     assert "restart 9, node 0: x None" in page
     assert "restart 4" in page
     assert "restart 3" not in page
+
+
+def test_the_last_starts_of_many_nodes() -> None:
+    """Five starts, complete, of any number of nodes; also if the numbers of restarts begin again."""
+    numbers = [0, 1, 2, 0, 0, 1, 2]
+    details: list[dict[str, Any]] = [{"restart": number, "node": node} for number in numbers for node in range(8)]
+    events = [
+        JobEvent(time=str(place), name="start_timed", actor="", cause="", detail=detail)
+        for place, detail in enumerate(details)
+    ]
+    lines = timed_starts(events)
+    assert len(lines) == 5 * 8
+    assert lines[0].startswith("16  restart 2, node 0")
+    assert lines[-1].startswith("55  restart 2, node 7")
+    assert len(timed_starts(events[: 3 * 8])) == 3 * 8
 
 
 def test_events_say_what_was_chosen_before_a_deadline() -> None:

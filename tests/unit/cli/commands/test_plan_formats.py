@@ -21,6 +21,10 @@ from tests.support.commands import safepoint
     [
         (0, "0.00 s"),
         (0.0032, "3.2 ms"),
+        (0.09996, "0.10 s"),
+        (0.09994, "99.9 ms"),
+        (9.996, "10 s"),
+        (48 * 3600 - 0.4, "2 d 00 h"),
         (0.5, "0.50 s"),
         (48, "48 s"),
         (130, "2 m 10 s"),
@@ -36,8 +40,8 @@ def test_times(seconds: float, text: str) -> None:
 
 
 def test_shares_money_speeds_and_volumes() -> None:
-    assert [percent_text(one) for one in (0, 1e-9, 4.2e-5, 0.0007, 0.98831, 1)] == [
-        *("0.00 %", "0.00 %", "0.0042 %", "0.07 %", "98.83 %", "100.00 %")
+    assert [percent_text(one) for one in (0, 1e-9, 4.2e-5, 0.0007, 0.000996, 0.98831, 1)] == [
+        *("0.00 %", "0.00 %", "0.0042 %", "0.07 %", "0.10 %", "98.83 %", "100.00 %")
     ]
     assert percent_range_text(0.98153, 0.0088) == "98.15 ± 0.88 %"
     assert percent_range_text(0.5, math.inf) == "50.00 %"

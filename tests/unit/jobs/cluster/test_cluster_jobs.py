@@ -328,3 +328,22 @@ def test_only_a_job_that_can_be_resumed_is_offered_to_be_resumed() -> None:
     for document, commands in ((failed, ["logs", "delete"]), (trainjob("tiny", "u"), ["resume", "logs", "delete"])):
         job = describe(Observed(trainjob=document), place="kind")
         assert [line.split()[1] for line in useful_commands(job)] == commands
+
+
+@pytest.mark.parametrize("ask", [ClusterJobs.job, ClusterJobs.delete, ClusterJobs.storage_of])
+def test_a_misspelt_name_suggests_the_nearest_job(ask: Callable[[ClusterJobs, Any], object]) -> None:
+    """If the jobs cannot be listed, the error has no suggestion."""
+    trainjobs = [{"metadata": {"name": name, "uid": name}} for name in ("train", "other")]
+    jobs = jobs_of(Namespace(trainjobs=trainjobs))
+    with pytest.raises(NotFoundError, match="there is no job trian in namespace team") as raised:
+        ask(jobs, "trian")
+    shows = "`safepoint list` with the same --on and --namespace shows the jobs"
+    assert raised.value.hint == f"did you mean train? {shows}"
+
+    class Unlisted(Namespace):
+        def objects(self, kind: str, **_: object) -> list[Object]:
+            raise AccessDeniedError(f"you may not list {kind}")
+
+    with pytest.raises(NotFoundError, match="there is no job trian") as raised:
+        ask(jobs_of(Unlisted(trainjobs=trainjobs)), "trian")
+    assert raised.value.hint == "`safepoint list` with the same --on and --namespace shows the jobs"

@@ -5,14 +5,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from safepoint.errors import CheckpointError, ConflictError, NotFoundError, UnsupportedError
-from safepoint.jobs.local import local_jobs
+from safepoint.jobs.local import local_jobs, newest_state
 from safepoint.jobs.local.chosen_checkpoint import choice_of
 from safepoint.jobs.local.history import History
 from safepoint.jobs.local.local_jobs import LocalJobs
+from safepoint.jobs.local.supervisor import Supervisor
 from safepoint.jobs.model.records import RequestedAction
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
@@ -66,6 +68,25 @@ def test_a_later_resume_takes_the_newest_one(jobs: LocalJobs) -> None:
     job = jobs.resume("tiny")
     assert (job.spec.settings.resume, job.spec.resume_mark) == ("auto", None)
     assert jobs.events("tiny")[-1].name != "changed" or jobs.events("tiny")[-1].cause.endswith("newest checkpoint")
+
+
+@pytest.mark.parametrize("options", [{"step": 10}, {"from_checkpoint": True}, {}])
+def test_a_job_that_is_frozen_after_the_choice(
+    options: dict[str, Any], jobs: LocalJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The choice is made while the job is still being suspended. The image that is made then is not used; it is used
+    if nothing was chosen."""
+    image = "/images/image-1"
+    monkeypatch.setattr(newest_state, "choose", lambda *_: newest_state.NewestState(image=image, why=""))
+    with History() as history:
+        history.become("tiny", JobState.SUSPENDING, actor="test", attempt=1)
+        jobs.resume("tiny", **options)
+        history.note_image("tiny", image, actor="test")
+        history.become("tiny", JobState.QUEUED, actor="test")
+        Supervisor("tiny", history)._take(history.job("tiny"))
+        job = history.job("tiny")
+    assert (job.state, job.attempt, job.image) == (JobState.RESUMING, *((2, None) if options else (1, image)))
+    assert not job.from_checkpoint
 
 
 def test_what_would_be_moved_aside(jobs: LocalJobs, output: Path) -> None:

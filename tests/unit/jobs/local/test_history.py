@@ -403,6 +403,7 @@ def test_a_history_of_an_older_release_is_brought_up_to_date(tmp_path: Path) -> 
         with History(path) as history:
             job = history.job("a")
             assert (job.spec, job.state, job.target_nodes) == (spec, JobState.RUNNING, None)
+            assert (job.image, job.from_checkpoint) == (None, False)
 
 
 class TestForgetting:

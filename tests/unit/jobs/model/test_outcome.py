@@ -101,6 +101,15 @@ def test_an_upload_that_did_not_finish_suspends_all_the_same() -> None:
     assert "the upload to the object store is not complete" in outcome.message
 
 
+@pytest.mark.parametrize("codes", [(75, 13), (13, 75)])
+def test_a_node_that_saved_beside_one_that_did_not_finish_its_upload(codes: tuple[int, int]) -> None:
+    """A 75 means that the whole checkpoint is there. The exit code and the message both state that."""
+    outcome = end(*codes, wanted=RequestedAction.SUSPEND, safe_step=5)
+    assert (outcome.state, outcome.exit_code) == (SUSPENDED, 75)
+    assert outcome.message == "step 5 is saved; the upload to the object store is not complete"
+    assert end(*codes).exit_code == 13
+
+
 def test_a_program_that_fails_while_it_is_stopped_has_failed() -> None:
     """Whatever was wanted: it would fail again."""
     assert end(75, 3, wanted=RequestedAction.SUSPEND).state is FAILED

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepoint.errors import UsageError
-from safepoint.jobs.model.spec import JobSpec, check_name, name_from
+from safepoint.jobs.model.identity import SECRET_KEYS
+from safepoint.jobs.model.spec import JobSpec, check_name, name_from, names_of_secrets
 from safepoint.settings.run_settings import RunSettings
 from tests.support.job_values import job_spec
 
@@ -120,6 +121,13 @@ def test_a_name_can_be_made_of_anything(text: str) -> None:
         ({"env": {"A": "x\0"}}, "'A'"),
         ({"env": {"AWS_SECRET_ACCESS_KEY": "x", "A": "b"}}, "env has AWS_SECRET_ACCESS_KEY, but env is stored"),
         ({"env": {"AWS_SESSION_TOKEN": "x", "AWS_ACCESS_KEY_ID": "b"}}, "AWS_ACCESS_KEY_ID, AWS_SESSION_TOKEN"),
+        (
+            {"env": {"AZURE_STORAGE_ACCOUNT_KEY": "x", "A": "b"}},
+            "env has AZURE_STORAGE_ACCOUNT_KEY, but env is stored",
+        ),
+        ({"env": {"AZURE_STORAGE_SAS_TOKEN": "x"}}, "env has AZURE_STORAGE_SAS_TOKEN"),
+        ({"env": {"GOOGLE_SERVICE_ACCOUNT_KEY": "x"}}, "env has GOOGLE_SERVICE_ACCOUNT_KEY"),
+        ({"env": {"aws_secret_access_key": "x"}}, "env has aws_secret_access_key"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, object], message: str) -> None:
@@ -151,6 +159,20 @@ def test_a_password_among_packages_is_refused_and_not_repeated(changes: dict[str
     with pytest.raises(UsageError, match=message) as caught:
         job_spec(**changes)
     assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(SECRET_KEYS))
+def test_no_key_of_an_object_store_is_stored(name: str) -> None:
+    """The history would have it, and the message does not repeat it."""
+    with pytest.raises(UsageError, match=f"env has {name}, but env is stored") as caught:
+        job_spec(env={name: "geheim"})
+    assert "geheim" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_variables_that_may_be_secret() -> None:
+    """By their names, or because an address in them has a password."""
+    env = {"HF_TOKEN": "x", "HTTPS_PROXY": "http://me:geheim@proxy", "URL": "http://host/a", "GIT": "git+ssh://git@h"}
+    assert names_of_secrets(env) == ["HF_TOKEN", "HTTPS_PROXY"]
 
 
 def test_packages_from_a_repository() -> None:

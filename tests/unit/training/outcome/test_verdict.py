@@ -97,3 +97,19 @@ def test_the_reason_of_a_rank_that_prints_nothing(records: list[RankRecord], mes
     found = {record.rank: replace(record, message="why") for record in records}
     codes = {rank: record.exit_code or 1 for rank, record in found.items()}
     assert reach_verdict(codes, found, stop_signal=0, killed=False).message == message
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([], "stopped by SIGINT while the ranks imported their packages; nothing was saved"),
+        ([_record(1, 143)], "stopped by SIGINT while the ranks imported their packages; nothing was saved"),
+        ([_record(0, 143)], ""),
+        ([_record(0)], ""),
+    ],
+)
+def test_a_stop_before_the_first_rank_could_report_it_is_reported(records: list[RankRecord], message: str) -> None:
+    """The signal has ended a process that had not begun to handle signals, so no rank has printed anything."""
+    known = {record.rank: record for record in records}
+    verdict = reach_verdict({0: -15, 1: 143}, known, stop_signal=signal.SIGINT, killed=False)
+    assert verdict.message == message

@@ -25,6 +25,14 @@ except ImportError:
     import pyarrow
 else:
     import tqdm
+try:
+    import packaging
+except* ImportError:
+    import pyarrow
+else:
+    import regex
+finally:
+    import filelock
 with open(__file__):
     from numpy import *
 def later():
@@ -52,6 +60,9 @@ def test_imports_of_installed_packages_are_found_and_nothing_is_executed(project
         Wanted(module="transformers", names=("Trainer", "TrainingArguments")),
         Wanted(module="yaml"),
         Wanted(module="tqdm"),
+        Wanted(module="packaging"),
+        Wanted(module="regex"),
+        Wanted(module="filelock"),
         Wanted(module="jinja2"),
         Wanted(module="safetensors.torch"),
     ]

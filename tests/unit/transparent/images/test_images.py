@@ -1,5 +1,6 @@
 """Images: from dumps to a chain and back, and what is refused before CRIU sees it."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -120,6 +121,25 @@ def test_a_full_target_is_refused_first(
     with pytest.raises(StorageError, match="nothing was restored"):
         materialise(location, "image-1", tmp_path)
     assert not (tmp_path / "part-0").exists()
+
+
+@pytest.mark.parametrize("where", ["neighbour", "inside", "image"])
+def test_an_error_of_a_file_that_is_written_is_no_fault_of_the_image(
+    where: str, location: ImageLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder whose name begins with the name of the images' folder, or in a folder of its own in there."""
+    add(location, tmp_path / "dump", {100: pages(1, 4)})
+    target = tmp_path / "images2" if where == "neighbour" else location.folder / "control" / "pages"
+    target.mkdir(parents=True)
+    path = location.path("image-1") / "part-0" / "x" if where == "image" else target / "part-0" / "pages-1.img"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(materialise_module, "restore_pages", full)
+    with pytest.raises(ImageError if where == "image" else OSError, match="No space left") as caught:
+        materialise(location, "image-1", target)
+    assert isinstance(caught.value, ImageError) is (where == "image")
 
 
 def test_an_empty_location(location: ImageLocation) -> None:

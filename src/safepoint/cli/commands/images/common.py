@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from safepoint.cli.place import find_place
-from safepoint.errors import UsageError
+from safepoint.errors import FolderNotFoundError, UsageError
 from safepoint.foundation.events.console import ProgressLine
 from safepoint.transparent.packages import require_packages
 
@@ -59,14 +59,22 @@ def opened(
     is_written: bool = False,
     is_encrypting: bool = False,
     only_authentic: bool = False,
+    may_be_new: bool = False,
 ) -> "Generator[tuple[ImageLocation, str | None]]":
     """The location of images, and the name of the image; None in place of the name if `place` names no single
-    image."""
+    image.
+
+    Raises:
+        FolderNotFoundError: the location is a folder that does not exist, and the command does not make it
+            (`is_written` or `may_be_new`).
+    """
     require_packages()
     # Not at the top: without numpy, this module must still be importable.
     from safepoint.transparent.images.opening import key_of, open_images, parse_images
 
     location, name = parse_images(place)
+    if location.is_folder and not (is_written or may_be_new or location.folder.is_dir()):
+        raise FolderNotFoundError(location.folder)
     used = key_of(key, is_made=is_written)
     with open_images(location, used, is_encrypting=is_encrypting, only_authentic=only_authentic) as images:
         yield images, name

@@ -93,6 +93,7 @@ def freeze(
                 shown = options_of(on, namespace)
                 _freeze_on_cluster(jobs, job, local, leave_running=leave_running, shown=shown, as_json=as_json)
                 return
+            jobs.job(job)  # an unknown job is reported before a missing program
     elif on is not None or namespace is not None:
         raise UsageError("--on and --namespace are for jobs, and not for processes; nothing was frozen")
     from safepoint.transparent.criu.program import find_criu
@@ -251,6 +252,7 @@ def thaw(
                 local = {"--trust": trust or None, "--key": key, "--connection": connection}
                 _thaw_on_cluster(jobs, target, local, shown=options_of(on, namespace), as_json=as_json)
                 return
+            jobs.job(target)
     from safepoint.transparent.criu.program import find_criu
 
     criu = find_criu()

@@ -234,7 +234,7 @@ def copy(
     with (
         undoing("an image that was not copied completely is deleted; images that were copied before stay"),
         opened(source) as (location, name),
-        opened(location_only(target)) as (to, _),
+        opened(location_only(target), may_be_new=True) as (to, _),
     ):
         from safepoint.transparent.images.copying import check_free, needed_by
         from safepoint.transparent.images.copying import copy as copy_image

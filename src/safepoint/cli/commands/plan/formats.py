@@ -14,9 +14,9 @@ _GIB = 1 << 30
 
 def time_text(seconds: float) -> str:
     """A time with the units that options have, and `ms`: `3.2 ms`, `48 s`, `2 m 10 s`, `3 h 05 m`, `41 d 06 h`."""
-    if 0 < seconds < 0.1:
+    if seconds > 0 and round(1000 * seconds, 1) < 100:
         return f"{1000 * seconds:.3g} ms"
-    if seconds < 2 * _DAY_S:
+    if round(seconds) < 2 * _DAY_S:
         return format_duration(seconds)
     days, hours = divmod(round(seconds / 3600), 24)
     return f"{days:,} d {hours:02d} h"
@@ -40,7 +40,7 @@ def speed_text(bytes_per_s: float) -> str:
 def percent_text(share: float) -> str:
     """A share from 0 to 1 in percent, with two decimals, or with two digits if it is small: `98.83 %`, `0.0042 %`."""
     value = 100 * share
-    return f"{value:.2g} %" if 0.0001 <= abs(value) < 0.1 else f"{value:.2f} %"
+    return f"{value:.2g} %" if 0.0001 <= abs(value) < 0.0995 else f"{value:.2f} %"
 
 
 def percent_range_text(share: float, half_width: float) -> str:

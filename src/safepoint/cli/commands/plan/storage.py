@@ -21,7 +21,7 @@ from safepoint.cli.commands.plan.storage_answer import (
 from safepoint.cli.output import print_answer
 from safepoint.errors import UsageError
 from safepoint.estimates.sizes import OPTIMIZERS, Strategy
-from safepoint.foundation.quantities import parse_bytes, parse_duration
+from safepoint.foundation.quantities import parse_bytes, parse_duration, parse_whole
 from safepoint.planning.checkpoint_files import Training
 from safepoint.planning.documents import DOWNLOAD_BYTES_PER_S, UPLOAD_BYTES_PER_S
 from safepoint.planning.inputs import find_optimizer, parse_layout, parse_parameters
@@ -393,7 +393,7 @@ def _slow(speeds: Mapping[str, str | None]) -> list[str]:
     return [
         f"{option} {text[:60]} is {text[:60]} bytes in a second: did you mean {text[:60]}M?"
         for option, text in speeds.items()
-        if text is not None and text.isascii() and text.isdigit() and int(text) < 100_000
+        if text is not None and (number := parse_whole(text)) is not None and number < 100_000
     ]
 
 

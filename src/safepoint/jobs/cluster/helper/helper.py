@@ -25,7 +25,7 @@ from safepoint.errors import (
     WaitTimeoutError,
 )
 from safepoint.foundation import clock
-from safepoint.foundation.events.answer_frames import Ending, Frame, Part, read_ending, read_frame
+from safepoint.foundation.events.answer_frames import Ending, EndingReader, Frame, Part, read_frame
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.changes.submission import create
 from safepoint.jobs.cluster.helper.claim_users import find_basis, find_secret_keys
@@ -212,13 +212,14 @@ def _pod_of(api: ClusterApi, job: Object) -> Object | None:
 
 
 def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory: str) -> Ending:
-    """Pass the frames of the pod's log to `receive`, and return the last frame, which is the ending.
+    """Pass the output in the pod's log to `receive`, and return how the command ended.
 
     Raises:
         SafepointError: the pod has ended without sending an ending, or the answer cannot be read.
     """
     said: deque[str] = deque(maxlen=_MOST_LINES)
     num_read = num_characters = 0
+    reader = EndingReader()
     for _ in range(_TIMES_BROKEN):
         try:
             for frame in _frames(api, name_of(pod), said):
@@ -230,10 +231,11 @@ def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory:
                     raise StorageError(
                         f"the pod's answer has more than {_MOST_CHARACTERS:,} characters; it was cut off"
                     )
-                ending = read_ending(frame) if frame.part is Part.END else None
+                ending = reader.read(frame)
                 if ending is not None:
                     return ending
-                receive(frame.part, frame.text)
+                if frame.part in {Part.STDOUT, Part.STDERR}:
+                    receive(frame.part, frame.text)
         except NotFoundError:
             raise ending_without_answer(api.find("jobs", name_of(job)), None, said, memory=memory) from None
         except TransientError:

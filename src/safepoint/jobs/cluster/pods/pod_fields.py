@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from safepoint.errors import ExitCode
+from safepoint.foundation.quantities import parse_whole
 from safepoint.jobs.cluster.objects import Object, at, condition, items, name_of, number, texts
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -52,8 +53,7 @@ def training_pods(pods: Iterable[Object]) -> list[Object]:
 
 def node_of(pod: Object) -> int:
     """The pod's index in the job (torchrun's node rank)."""
-    index = texts(pod, "metadata", "labels").get(_INDEX_LABEL, "0")
-    return int(index) if index.isdecimal() else 0
+    return parse_whole(texts(pod, "metadata", "labels").get(_INDEX_LABEL, "0")) or 0
 
 
 def own_pods(name: str, pods: Iterable[Object]) -> list[Object]:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from safepoint.errors import AccessDeniedError
+from safepoint.errors import AccessDeniedError, StorageError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.objects import Object, at, event_time, name_of, owners_of, texts, uid_of
 from safepoint.jobs.cluster.pods.pod_fields import (
@@ -82,6 +82,14 @@ class Observer:
                 replace(seen, events=warnings_of_job(seen, found)) if _may_wait(seen) else seen for seen in listed
             ]
         return listed
+
+
+def names_of_jobs(api: ClusterApi) -> list[str]:
+    """The names of all jobs of the namespace; none if they cannot be listed."""
+    with contextlib.suppress(StorageError):
+        listed = api.objects("trainjobs", has_content=False)
+        return [name_of(job) for job in listed if not is_plan(job)]
+    return []
 
 
 def _may_wait(seen: Observed) -> bool:

@@ -213,10 +213,17 @@ class TrainerResume:
         """The numbers that the trainer had counted, without numbers that can only be settings of the script."""
         numbers, others = without_settings(self._trainer, state.counted.numbers)
         if others:
+            names = sorted(others)
+            more = f", and {plural(len(names) - _MOST_SHOWN, 'other')}" if len(names) > _MOST_SHOWN else ""
+            shown = ", ".join(map(printable, names[:_MOST_SHOWN])) + more
             self._context.log.warning(
                 "the checkpoint has another value for %s of the trainer. No code of the script sets this attribute "
-                "after the trainer is made, so it is a setting of the script, and keeps the script's value",
-                ", ".join(map(printable, sorted(others)[:_MOST_SHOWN])),
+                "after the trainer is made, so it is a setting of the script, and keeps the script's value"
+                if len(names) == 1
+                else "the checkpoint has other values for %s of the trainer. No code of the script sets these "
+                "attributes after the trainer is made, so they are settings of the script, and keep the script's "
+                "values",
+                shown,
             )
         return replace(state.counted, numbers=numbers)
 

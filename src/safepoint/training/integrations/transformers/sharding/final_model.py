@@ -61,13 +61,21 @@ def plan_final_model(
     problem = next((text for text, _ in answers if text), "")
     files: list[StreamedFile] = []
     owners: dict[str, list[tuple[int, Span]]] = {}
+    failure: OSError | None = None
     if not problem and peers.place.is_first:
         try:
             owners = owners_of((spans for _, spans in answers), weights)
             files = [] if is_small else _plan(folder, owners, weights, save)
         except Exception as error:  # noqa: BLE001  the other ranks wait for the plan
-            problem = str(error) or type(error).__name__
+            # If the disk is full, the library could not write the whole model either. A library also raises OSError
+            # for reasons of its own, without a number.
+            if isinstance(error, OSError) and error.errno is not None:
+                failure = error
+            else:
+                problem = str(error) or type(error).__name__
     problem = peers.from_first(problem)
+    if failure is not None:
+        raise failure
     if problem:
         raise UnplannableError(problem)
     if not is_small:

@@ -287,6 +287,6 @@ def _with(consequence: str, work: Callable[[], _T]) -> Callable[[], _T]:
         try:
             return work()
         except SafepointError as error:
-            raise type(error)(f"{error.message}; {consequence}", hint=error.hint or _HINT) from error
+            raise error.with_message(f"{error.message}; {consequence}", hint=error.hint or _HINT) from error
 
     return do

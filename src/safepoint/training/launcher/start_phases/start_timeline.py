@@ -46,6 +46,15 @@ class StartTimeline:
         self._restart, self._num_ranks = restart, num_ranks
         self.passed(Phase.RANKS_BORN)
 
+    def has_passed(self, phase: Phase) -> bool:
+        """Whether the launcher, or every rank of this node, has passed a phase of the newest start."""
+        own = {moment.phase for moment in tuple(self._own)}
+        if phase in own or not self._num_ranks:
+            return phase in own
+        records = read_records(self._folder, self._restart)
+        passed = [record for record in records.values() if phase in {moment.phase for moment in record.moments}]
+        return len(passed) == self._num_ranks
+
     def failure_noticed(self, at_s: float) -> None:
         """Begin the next start, because a rank has failed. First report the last start, unless it is reported.
 

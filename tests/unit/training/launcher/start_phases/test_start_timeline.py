@@ -5,7 +5,7 @@ from pathlib import Path
 from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
 from safepoint.foundation.events.start_events import Phase, StartTimed
-from safepoint.training.launcher.start_timeline import StartTimeline
+from safepoint.training.launcher.start_phases.start_timeline import StartTimeline
 from safepoint.training.outcome.rank_record import RankRecordWriter
 
 
