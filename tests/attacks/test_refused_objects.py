@@ -97,6 +97,21 @@ def test_commands_show_the_others(file: str, bucket: Path) -> None:
         assert inventory.superseded(parse_policies("newest=1")) == []
 
 
+@pytest.mark.parametrize("name", ["a{:02}", "checkpoint-{}", "zz{:02}"])
+@pytest.mark.parametrize("file", [MANIFEST_NAME, "model.safetensors"])
+@pytest.mark.parametrize("claim", [{}, {"run/.safepoint/attempt.json": b"{}"}])
+def test_many_refused_objects(name: str, file: str, claim: dict[str, bytes], bucket: Path) -> None:
+    """A person who may create objects creates a hundred archived ones, and chooses their names: none is an error of
+    the store."""
+    names = [name.format(number + 100) for number in range(100)]
+    refused = {f"run/{one}/{file}": b"{}" for one in names}
+    objects = {**claim, **objects_of(bucket), **refused, f"run/checkpoint-99/{MANIFEST_NAME}": b"{}"}
+    with hostile_store(Refuse("checkpoint-99", *names), objects) as (store, _):
+        inventory = Inventory(store)
+        assert [one.name for one in inventory.items() if one.is_complete] == ["checkpoint-20", "checkpoint-10"]
+        assert inventory.verify(inventory.item("checkpoint-10")) == ()
+
+
 def test_a_checkpoint_without_a_readable_manifest_is_not_deleted(bucket: Path) -> None:
     """It may be of a later release; the failure is reported."""
     with hostile_store(Refuse(f"checkpoint-20/{MANIFEST_NAME}"), objects_of(bucket)) as (store, server):

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.s3.answers import other_answer, present, refusing_other_answers, size_of, time_of
+from safepoint.storage.s3.exchange import Request, received, refuse_failure
 from safepoint.storage.s3.file_parts import md5_of
 from safepoint.storage.s3.multipart import upload_in_parts
-from safepoint.storage.s3.requests import MAX_ANSWER_BYTES, Request, S3Requests, UploadId, refusal
+from safepoint.storage.s3.requests import MOST_LISTED, S3Requests, UploadId
 from safepoint.storage.store import WHOLE_BYTES, Condition, Content, OpenFile, Progress, StoredObject, too_long
 
-_BLOCK_BYTES = 1 << 20
+_WHY_BYTES = 64 << 10
 _NUM_LISTINGS = 8
 _MOST_KEYS = 10_000
 _log = logging.getLogger("safepoint")
@@ -50,9 +51,9 @@ class S3Bucket(S3Requests):
         what = self._what("GET", key)
 
         def receive(response: http.client.HTTPResponse) -> None:
-            data = response.read(MAX_ANSWER_BYTES)
-            if response.status >= 300 and response.status != 416:  # 416: an empty object has no first byte
-                raise refusal(response.status, data, what)
+            if response.status != 416:  # 416: an empty object has no first byte
+                refuse_failure(response, what)
+            received(response, _WHY_BYTES)
 
         request = Request(method="GET", key=key, query={}, headers={"range": "bytes=0-0"})
         self._exchange(lambda: request, what, receive, deadline_s)
@@ -62,20 +63,17 @@ class S3Bucket(S3Requests):
         what = self._what("GET", key)
 
         def receive(response: http.client.HTTPResponse) -> bytearray:
-            if response.status >= 300:
-                raise refusal(response.status, response.read(MAX_ANSWER_BYTES), what)
+            refuse_failure(response, what)
             if start:
-                self._check_range(response, what, first=start, end=start)
+                self._check_range(response, what, first=start, end=None)
             elif response.status != 200 or (response.length is None and not response.chunked):
                 raise other_answer(what)
             if (response.length or 0) > most_bytes:
                 raise too_long(what, most_bytes)
-            found = bytearray()
             # The server may state any length, or none in a chunked answer.
-            while block := response.read(min(_BLOCK_BYTES, most_bytes + 1 - len(found))):
-                found += block
-                if len(found) > most_bytes:
-                    raise too_long(what, most_bytes)
+            found = received(response, most_bytes + 1)
+            if len(found) > most_bytes:
+                raise too_long(what, most_bytes)
             if response.length:
                 raise TransientError(f"the answer for {what} was cut off")
             return found
@@ -117,23 +115,11 @@ class S3Bucket(S3Requests):
         deadline_s: float | None,
     ) -> None:
         """See `Bucket`; an interrupted upload can be continued."""
-        before, size_bytes = self._head_or_none(key, deadline_s), source.size_bytes
-
-        def has_arrived(etag: str) -> bool:
-            found = self._head_or_none(key, deadline_s)
-            if found is None or found.size_bytes != size_bytes:
-                return False
-            version = found.version.strip('"')
-            # On S3, the ETag of an object that was uploaded in parts contains a "-". Without "-", the server computes
-            # ETags in another way, and the expected ETag is unknown. Then a new ETag means that the upload is
-            # complete.
-            return version == etag or ("-" not in version and (before is None or found.version != before.version))
-
         upload_in_parts(
             self,
             key,
             source,
-            has_arrived=has_arrived,
+            find=lambda: self._head_or_none(key, deadline_s),
             fence=fence,
             progress=progress,
             deadline_s=deadline_s,
@@ -147,7 +133,7 @@ class S3Bucket(S3Requests):
 
     def delete(self, key: str, *, deadline_s: float | None) -> None:
         """See `Bucket`."""
-        self._call(Request(method="DELETE", key=key, query={}), deadline_s)
+        self._delete(key, {}, deadline_s)
 
     def sweep(
         self,
@@ -160,20 +146,27 @@ class S3Bucket(S3Requests):
     ) -> int:
         """See `Bucket`."""
         num_swept = 0
+        unique: dict[tuple[str, str], UploadId] = {}
 
-        def find(start: str) -> list[UploadId]:
-            return list(self.find(start, deadline_s=deadline_s))
+        def find(start: str) -> None:
+            for upload in self.find(start, deadline_s=deadline_s):
+                if (begun_before_s is None or upload.begun_s < begun_before_s) and only(upload.key):
+                    unique[upload.key, upload.upload_id] = upload
+                    if len(unique) > MOST_LISTED:
+                        raise StorageError(
+                            f"{self._what('GET', '')}: there are more than {MOST_LISTED} unfinished uploads",
+                            hint="abort them, or use a location that only this run writes to",
+                        )
 
         with ThreadPoolExecutor(_NUM_LISTINGS, thread_name_prefix="safepoint-sweep") as threads:
-            found = threads.map(find, [prefix, *itertools.islice(filter(only, keys), _MOST_KEYS)])
-            unique = {(upload.key, upload.upload_id): upload for page in found for upload in page}
+            # Raises the first error, and cancels the rest.
+            list(threads.map(find, [prefix, *itertools.islice(filter(only, keys), _MOST_KEYS)]))
         for upload in unique.values():
-            if (begun_before_s is None or upload.begun_s < begun_before_s) and only(upload.key):
-                try:
-                    self.abort(upload, deadline_s=deadline_s)
-                    num_swept += 1
-                except ObjectNotFoundError:
-                    pass
-                except AccessDeniedError as error:
-                    _log.warning("an unfinished upload of another user stays: %s", error)
+            try:
+                self.abort(upload, deadline_s=deadline_s)
+                num_swept += 1
+            except ObjectNotFoundError:
+                pass
+            except AccessDeniedError as error:
+                _log.warning("an unfinished upload of another user stays: %s", error)
         return num_swept

@@ -1,10 +1,15 @@
 """Uploads large files and streams to S3 in parts, several at once; a repeated upload sends only the missing parts.
 
+Promises: an upload counts as complete if the answer to its last request says so, or if the object has the content of
+this source. The work for what the server lists is limited: each part of a file is read once to compare it, and the
+parts of a few uploads are listed.
+
 A part counts as sent if the server lists it with the size and the MD5 of this part of the source. So parts of another
 source under the same key are never used. On servers whose ETags are not MD5s (encryption with the customer's key), a
 repeated upload sends every part again.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
@@ -13,10 +18,11 @@ from contextlib import suppress
 from safepoint.errors import ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
 from safepoint.storage.failures import changed_in_transit
+from safepoint.storage.s3.exchange import is_md5
 from safepoint.storage.s3.file_parts import FilePart, md5_of
-from safepoint.storage.s3.requests import PartOnServer, S3Requests, UploadId, is_md5
+from safepoint.storage.s3.requests import PartOnServer, S3Requests, UploadId
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
-from safepoint.storage.store import WHOLE_BYTES, Content, OpenFile, Progress, check_length
+from safepoint.storage.store import WHOLE_BYTES, Content, OpenFile, Progress, StoredObject, check_length
 
 _MAX_PARTS = 9_000  # S3 allows 10,000
 _NUM_PARTS = 64
@@ -24,6 +30,8 @@ _LARGE_PART_BYTES = 64 << 20
 _IN_FLIGHT = 8
 _BLOCK_BYTES = 1 << 20
 _PAUSE_S = 0.5
+_MOST_EXAMINED = 8
+"""Of so many unfinished uploads of one object, the newest ones, the parts are listed. The others are aborted."""
 # Parts of a stream wait in memory, so they are smaller than parts of a file, and fewer are under way at once.
 STREAM_PART_BYTES = 8 << 20
 STREAM_MEMORY_BYTES = 32 << 20
@@ -49,7 +57,7 @@ def upload_in_parts(
     key: str,
     source: OpenFile | Content,
     *,
-    has_arrived: Callable[[str], bool],
+    find: Callable[[], StoredObject | None],
     fence: Callable[[], None] | None,
     progress: Progress | None,
     deadline_s: float | None,
@@ -60,8 +68,8 @@ def upload_in_parts(
         uploads: the bucket.
         key: the key within the bucket.
         source: a file or stream of more than one part. A file must not change during the upload.
-        has_arrived: takes an ETag, and returns whether the object has this ETag. It is called if an earlier request
-            may have completed the upload, although its answer was lost.
+        find: returns the object, or None if there is none. It is called if an earlier request may have completed the
+            upload, although its answer was lost.
         fence: see `Store.upload`.
         progress: see `Store.upload`.
         deadline_s: see `Store.upload`.
@@ -87,26 +95,45 @@ def upload_in_parts(
     try:
         _complete(uploads, upload, etags, deadline_s)
     except ObjectNotFoundError:
-        if not has_arrived(_etag_of_parts(etags)):
+        if not _has_arrived(uploads, key, find(), parts, etags, md5s, deadline_s):
             raise
     for number in sorted(number for number, etag in etags.items() if not is_md5(etag)):
-        _read_back(uploads, key, parts[number], md5s[number], deadline_s)
+        if not _is_equal(uploads, key, parts[number], md5s[number], deadline_s):
+            raise changed_in_transit(f"upload of {key}")
 
 
 def _ignore(num_bytes: int) -> None:
     """Report no progress."""
 
 
-def _read_back(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes, deadline_s: float | None) -> None:
-    """Read a part of the object back and compare its MD5, because the server's ETag is not an MD5.
-
-    Raises:
-        TransientError: the part differs from what was sent.
-    """
+def _is_equal(uploads: S3Requests, key: str, part: tuple[int, int], md5: bytes, deadline_s: float | None) -> bool:
+    """Read a part of the object back and compare its MD5. The server's ETag is not an MD5, or says nothing."""
     found = hashlib.md5(usedforsecurity=False)
     uploads.get(key, found.update, start=part[0], length=part[1], deadline_s=deadline_s)
-    if found.digest() != md5:
-        raise changed_in_transit(f"upload of {key}")
+    return found.digest() == md5
+
+
+def _has_arrived(
+    uploads: S3Requests,
+    key: str,
+    found: StoredObject | None,
+    parts: _Parts,
+    etags: Mapping[int, str],
+    md5s: Mapping[int, bytes],
+    deadline_s: float | None,
+) -> bool:
+    """Whether `found` has the content of this source: the object may be older, or another writer's."""
+    if found is None or found.size_bytes != sum(length for _, length in parts.values()):
+        return False
+    version = found.version.strip('"')
+    if version == _etag_of_parts(etags):
+        return True
+    # On S3, the ETag of an object that was uploaded in parts contains a "-". Without "-", the server computes ETags
+    # in another way, and the expected ETag is unknown. Then only the content shows whether the upload is complete.
+    return "-" not in version and all(
+        _is_equal(uploads, key, part, md5s.get(number) or bytes.fromhex(etags[number]), deadline_s)
+        for number, part in parts.items()
+    )
 
 
 def _send_file(
@@ -118,13 +145,23 @@ def _send_file(
     progress: Progress,
     deadline_s: float | None,
 ) -> tuple[UploadId, dict[int, str]]:
-    upload, etags = _begin_or_continue(uploads, key, lambda part: _is_of(part, source, parts), deadline_s)
+    @functools.cache
+    def md5_of_part(number: int) -> bytes:
+        if deadline_s is not None and clock.monotonic_s() > deadline_s:
+            raise TransientError(f"upload of {key}: the parts were not compared before the deadline")
+        return md5_of(FilePart(source, *parts[number]))
+
+    def is_kept(part: PartOnServer) -> bool:
+        is_candidate = parts.get(part.number, (0, -1))[1] == part.size_bytes and is_md5(part.etag)
+        return is_candidate and md5_of_part(part.number).hex() == part.etag
+
+    upload, etags = _begin_or_continue(uploads, key, is_kept, deadline_s)
     if etags:
         progress(sum(parts[number][1] for number in etags))
 
     def send(number: int) -> str:
         part = FilePart(source, *parts[number])
-        md5s[number] = md5_of(part)
+        md5s[number] = md5_of_part(number)
         return uploads.send_part(upload, number, part, md5s[number], deadline_s=deadline_s)
 
     threads = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="safepoint-upload")
@@ -255,7 +292,7 @@ def _complete(uploads: S3Requests, upload: UploadId, etags: dict[int, str], dead
             return
 
 
-def _etag_of_parts(etags: dict[int, str]) -> str:
+def _etag_of_parts(etags: Mapping[int, str]) -> str:
     """The ETag that S3 gives an object of these parts: the MD5 of their MD5s, and their number. Empty if an ETag is
     not an MD5."""
     with suppress(ValueError):
@@ -269,16 +306,16 @@ def _begin_or_continue(
 ) -> tuple[UploadId, dict[int, str]]:
     """An upload of the key, with the ETags of the parts that need not be sent again.
 
-    The newest unfinished upload with a part for which `is_kept` returns True is continued. If there is no such
-    upload, a new upload begins. All other unfinished uploads of the key are aborted.
+    Of the newest unfinished uploads, the first one with a part for which `is_kept` returns True is continued. If
+    there is no such upload, a new upload begins. All other unfinished uploads of the key are aborted.
     """
     begun = [upload for upload in uploads.find(key, deadline_s=deadline_s) if upload.key == key]
     begun.sort(key=lambda upload: upload.initiated, reverse=True)
     continued: tuple[UploadId, dict[int, str]] | None = None
-    for upload in begun:
+    for number, upload in enumerate(begun):
         with suppress(ObjectNotFoundError):
             etags: dict[int, str] = {}
-            if continued is None:
+            if continued is None and number < _MOST_EXAMINED:
                 present = uploads.parts(upload, deadline_s=deadline_s)
                 etags = {part.number: part.etag for part in present if is_kept(part)}
             if etags:
@@ -287,8 +324,3 @@ def _begin_or_continue(
                 # A replaced writer could still complete this upload, and overwrite the new object. So it is aborted.
                 uploads.abort(upload, deadline_s=deadline_s)
     return continued or (uploads.begin(key, deadline_s=deadline_s), {})
-
-
-def _is_of(part: PartOnServer, source: OpenFile, parts: _Parts) -> bool:
-    start, length = parts.get(part.number, (0, -1))
-    return part.size_bytes == length and md5_of(FilePart(source, start, length)).hex() == part.etag

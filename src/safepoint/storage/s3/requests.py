@@ -1,55 +1,44 @@
-"""Requests to S3: how they are sent and repeated; uploads that can be continued, listings, and ranged reads.
+"""Requests to S3: uploads that can be continued, listings, and ranged reads.
+
+Promises: a request counts as successful only if its answer shows that. The server must state whether a listing is
+complete, and an upload is complete only if the answer says so.
 
 A ranged read goes from the socket into a small buffer that stays in the processor's cache. So it takes a fraction of
 the processor time that a library such as obstore takes (docs/benchmarks.md).
-
-Connections are kept open and used again. Through an unencrypted connection, the kernel sends a file's bytes without
-passing them through Python.
 """
 
 import base64
-import contextlib
-import functools
 import http.client
-import os
 import re
-import ssl
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from email.message import Message
-from typing import Any, TypeVar, cast
-from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
-from safepoint.foundation.closed_requests import TimedResponse, limit_connecting
-from safepoint.storage import failures
-from safepoint.storage.options import StorageOptions, proxy_of
 from safepoint.storage.s3.answers import (
+    BEGUN,
+    COMPLETED,
+    LISTING,
     SLOWEST_BYTES_PER_S,
+    OtherAnswerError,
     number_in,
     other_answer,
-    parsed,
     present,
     refusing_other_answers,
+    size_of,
     text_in,
 )
-from safepoint.storage.s3.credentials import Keys, KeySource
-from safepoint.storage.s3.file_parts import FilePart, PartReader
-from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
-from safepoint.storage.s3.signing import encoded_path, encoded_query, signed_headers
+from safepoint.storage.s3.exchange import Request, S3Exchange, refuse_failure
+from safepoint.storage.s3.file_parts import FilePart
+from safepoint.storage.s3.retry import DEFAULT_WITHIN_S
 from safepoint.storage.store import Sink, StoredObject
 
 _BLOCK_BYTES = 1 << 20
-MAX_ANSWER_BYTES = 16 << 20
-_MD5 = re.compile(r"[0-9a-f]{32}")
-_ENCRYPTION = "x-amz-server-side-encryption"
-_RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})")
-_T = TypeVar("_T")
-_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
-_ERROR = re.compile(rb"<Error[\s>]")
+_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+_MOST_PARTS = 10_000
+"""The largest number of a part in S3."""
 MOST_LISTED = 2_000_000
 MOST_LISTED_BYTES = 1 << 30
 """The limits of a listing: the number of names, and the bytes of all pages together. 2,000,000 `StoredObject`s take
@@ -93,33 +82,12 @@ class PartOnServer:
     size_bytes: int
 
 
-class S3Requests:
-    """Requests to one bucket.
-
-    Args:
-        bucket: the bucket.
-        options: the endpoint and its certificates.
-        keys: the source of the keys that sign the requests.
-    """
-
-    def __init__(self, bucket: str, options: StorageOptions, keys: KeySource) -> None:
-        self._bucket = bucket
-        self._options = options
-        self._keys = keys
-        endpoint = urlsplit(options.endpoint or f"https://{bucket}.s3.{options.region}.amazonaws.com")
-        self._is_tls = endpoint.scheme.lower() == "https"
-        self._netloc = endpoint.netloc
-        # AWS requires the bucket in the host name, other servers accept it in the path.
-        self._root = f"{endpoint.path.rstrip('/')}/{bucket}" if options.endpoint else ""
-        self._tls = options.tls_context() if self._is_tls else None
-        self._proxy = urlsplit(proxy_of(endpoint.geturl()) or "")
-        # Several threads use this list; `append` and `pop` are atomic.
-        self._idle: list[http.client.HTTPConnection] = []
-        weakref.finalize(self, _close_all, self._idle)
+class S3Requests(S3Exchange):
+    """Requests to one bucket; see `S3Exchange`."""
 
     def begin(self, key: str, *, deadline_s: float | None) -> UploadId:
         """Begin an upload."""
-        answer = self._call(Request(method="POST", key=key, query={"uploads": ""}), deadline_s)
+        answer = self._call(Request(method="POST", key=key, query={"uploads": ""}, answer=BEGUN), deadline_s)
         # The name is required: a part that is sent without an upload's name would replace the object itself.
         with refusing_other_answers(self._what("POST", key)):
             return UploadId(key=key, upload_id=present(text_in(answer.xml, "UploadId")))
@@ -152,9 +120,10 @@ class S3Requests:
                 yield UploadId(key=key, upload_id=name, initiated=begun)
 
     def parts(self, upload: UploadId, *, deadline_s: float | None) -> Iterator[PartOnServer]:
-        """The parts of `upload` that have arrived."""
+        """The parts of `upload` that have arrived, each number once."""
         query = {"uploadId": upload.upload_id, "max-parts": "1000"}
         markers = {"part-number-marker": "NextPartNumberMarker"}
+        numbers = set[int]()
         for part in self._list(upload.key, query, markers, "Part", deadline_s):
             with refusing_other_answers(self._what("GET", upload.key)):
                 found = PartOnServer(
@@ -162,6 +131,10 @@ class S3Requests:
                     etag=text_in(part, "ETag").strip('"'),
                     size_bytes=number_in(part, "Size"),
                 )
+            # The caller reads a part of the file for each part, so a part that is listed again is refused.
+            if not 1 <= found.number <= _MOST_PARTS or found.number in numbers:
+                raise other_answer(self._what("GET", upload.key))
+            numbers.add(found.number)
             yield found
 
     def _list(
@@ -171,20 +144,30 @@ class S3Requests:
 
         `markers` maps each query parameter that requests the next page to the name of an element. The text of this
         element on the current page is the value of the parameter.
+
+        The time limit includes the time that the caller needs for the elements.
         """
         what = self._what("GET", key)
         marker: dict[str, str] = {}
-        seen, num_listed, num_bytes, end_s = {""}, 0, 0, clock.monotonic_s() + _LIST_WITHIN_S
+        seen, num_listed, num_bytes, begun_s = {""}, 0, 0, clock.monotonic_s()
+
+        def check_time() -> None:
+            now_s = clock.monotonic_s()
+            if now_s > begun_s + _LIST_WITHIN_S or (deadline_s is not None and now_s > deadline_s):
+                raise TransientError(f"{what}: the listing took more than {now_s - begun_s:.0f} s")
+
         while True:
-            if clock.monotonic_s() > end_s:
-                raise TransientError(f"{what}: the listing took more than {_LIST_WITHIN_S:.0f} s")
-            answer = self._call(Request(method="GET", key=key, query={**query, **marker}), deadline_s)
-            page, num_bytes = answer.xml, num_bytes + answer.size_bytes
+            check_time()
+            answer = self._call(Request(method="GET", key=key, query={**query, **marker}, answer=LISTING), deadline_s)
+            page, num_bytes = answer.xml, num_bytes + len(answer.body)
+            with refusing_other_answers(what):
+                is_last = _is_last(page, name)
             if page.findtext("EncodingType") == "url":
                 for element in page.iter():
                     if element.tag == "Key":
                         element.text = unquote_plus(element.text or "", errors="surrogateescape")
             for element in page.iter(name):
+                check_time()
                 num_listed += 1
                 if num_listed > MOST_LISTED or num_bytes > MOST_LISTED_BYTES:
                     count = f"more than {min(num_listed, MOST_LISTED)} names below {query.get('prefix', key)!r}"
@@ -193,7 +176,7 @@ class S3Requests:
                         hint="use a location that only this run writes to",
                     )
                 yield element
-            if text_in(page, "IsTruncated") != "true":
+            if is_last:
                 return
             marker = {parameter: text_in(page, element) for parameter, element in markers.items()}
             if "".join(marker.values()) in seen:
@@ -211,7 +194,9 @@ class S3Requests:
         query = {"partNumber": str(number), "uploadId": upload.upload_id}
         headers = {"content-md5": base64.b64encode(md5).decode()}
         request = Request(method="PUT", key=upload.key, query=query, headers=headers, body=source, md5=md5.hex())
-        return self._call(request, deadline_s).etag
+        answer = self._call(request, deadline_s)
+        with refusing_other_answers(self._what("PUT", upload.key)):
+            return present(answer.etag)
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
         """Complete an upload: the store joins its parts into one object.
@@ -220,7 +205,8 @@ class S3Requests:
 
         Raises:
             ObjectNotFoundError: there is no such upload: it was aborted, or an earlier try completed it.
-            TransientError: it is not known whether the server has completed the upload.
+            TransientError: it is not known whether the server has completed the upload: the answer was lost, or it
+                is not the result of a completed upload.
         """
         parts = "".join(
             f'<Part><PartNumber>{number}</PartNumber><ETag>"{etag}"</ETag></Part>'
@@ -228,11 +214,24 @@ class S3Requests:
         )
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         query = {"uploadId": upload.upload_id}
-        self._call(Request(method="POST", key=upload.key, query=query, body=body), deadline_s, most_tries=1)
+        request = Request(method="POST", key=upload.key, query=query, body=body, answer=COMPLETED)
+        try:
+            self._call(request, deadline_s, most_tries=1)
+        except OtherAnswerError as error:
+            raise TransientError(
+                f"{self._what('POST', upload.key)}: the answer does not say that the upload is complete",
+                hint=error.hint,
+            ) from error
 
     def abort(self, upload: UploadId, *, deadline_s: float | None) -> None:
         """Make the server delete an unfinished upload and its parts."""
-        self._call(Request(method="DELETE", key=upload.key, query={"uploadId": upload.upload_id}), deadline_s)
+        self._delete(upload.key, {"uploadId": upload.upload_id}, deadline_s)
+
+    def _delete(self, key: str, query: Mapping[str, str], deadline_s: float | None) -> None:
+        answer = self._call(Request(method="DELETE", key=key, query=query), deadline_s)
+        # S3 answers 204, some servers 200. The page of a proxy is no evidence that anything was deleted.
+        if answer.status not in {200, 204} or answer.body.strip():
+            raise other_answer(self._what("DELETE", key))
 
     def get(self, key: str, sink: Sink, *, start: int, length: int, deadline_s: float | None) -> None:
         """Read `length` bytes from `start` and pass them to `sink` in blocks, in order, each byte once.
@@ -251,8 +250,7 @@ class S3Requests:
 
         def receive(response: http.client.HTTPResponse) -> None:
             nonlocal done
-            if response.status >= 300:
-                raise refusal(response.status, response.read(MAX_ANSWER_BYTES), what)
+            refuse_failure(response, what)
             self._check_range(response, what, first=start + done, end=start + length)
             while done < length:
                 count = response.readinto(buffer[: length - done])
@@ -276,205 +274,31 @@ class S3Requests:
                 if done == before or clock.monotonic_s() > end_s:
                     raise
 
-    def _what(self, method: str, key: str) -> str:
-        return f"{method} s3://{self._bucket}/{key}"
-
-    def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int) -> None:
+    def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int | None) -> None:
+        """Raise StorageError unless the answer has the bytes from `first` to `end`; None for the object's end."""
         found = _RANGE.fullmatch(response.headers.get("Content-Range") or "")
-        if found is None or int(found[1]) != first:
+        start, last, size = map(int, found.groups()) if found is not None else (-1, 0, 0)
+        if start == first <= last < size < (end or 0):
+            raise StorageError(f"{what}: the object has {size} bytes, not {end}")
+        if start != first or last + 1 != (size if end is None else end) or not start <= last < size:
             raise StorageError(f"{what}: the server's answer has another range of bytes than the request")
-        if int(found[2]) < end:
-            raise StorageError(f"{what}: the object has {found[2]} bytes, not {end}")
-
-    def _call(self, request: "Request", deadline_s: float | None, *, most_tries: int | None = None) -> "_Answer":
-        what = self._what(request.method, request.key)
-
-        def receive(response: http.client.HTTPResponse) -> _Answer:
-            data = response.read(MAX_ANSWER_BYTES)
-            # A server may fail after it has sent the status 200. Then the body describes an error.
-            if response.status >= 300 or _ERROR.search(data):
-                raise refusal(response.status, data, what)
-            if response.length and len(data) < MAX_ANSWER_BYTES:  # the body may have been the description of an error
-                raise TransientError(f"the answer for {what} was cut off")
-            root = parsed(data, what) if request.method == "GET" or "uploads" in request.query else None
-            answer = _Answer(root=root, headers=response.headers, size_bytes=len(data))
-            # If the object is encrypted with another key than the server's own, its ETag is not an MD5. Servers that
-            # support such keys compare Content-MD5.
-            is_encrypted = response.headers.get(_ENCRYPTION, "AES256") != "AES256"
-            is_encrypted = is_encrypted or f"{_ENCRYPTION}-customer-algorithm" in response.headers
-            if request.md5 not in {"", answer.etag} and is_md5(answer.etag) and not is_encrypted:
-                raise failures.changed_in_transit(what)
-            return answer
-
-        return self._exchange(lambda: request, what, receive, deadline_s, most_tries=most_tries)
-
-    def _exchange(
-        self,
-        request: "Callable[[], Request]",
-        what: str,
-        receive: Callable[[http.client.HTTPResponse], _T],
-        deadline_s: float | None,
-        *,
-        most_tries: int | None = None,
-    ) -> _T:
-        def attempt(timeout_s: float) -> _T:
-            return self._keys.use(lambda keys: exchange(timeout_s, keys))
-
-        def exchange(timeout_s: float, keys: Keys) -> _T:
-            connection, sent = self._connection(timeout_s), request()
-            until_s = clock.monotonic_s() + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
-            connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
-            limit_connecting(connection, clock.monotonic_s() + timeout_s)
-            # If the server closes the connection after this answer, http.client leaves the socket to the response.
-            # So both the connection and the response are closed.
-            with contextlib.ExitStack() as closing:
-                closing.callback(connection.close)
-                try:
-                    response = closing.enter_context(self._send(connection, sent, keys, what))
-                    result = receive(response)
-                except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
-                    raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
-                closing.pop_all()
-            self._idle.append(connection)
-            return result
-
-        try_s = self._options.request_timeout_s
-        return retry(attempt, deadline_s=deadline_s, try_s=try_s, most_tries=most_tries)
-
-    def _send(
-        self, connection: http.client.HTTPConnection, request: "Request", keys: Keys, what: str
-    ) -> http.client.HTTPResponse:
-        body = request.body
-        path = encoded_path(f"{self._root}/{request.key}" if request.key else self._root or "/")
-        headers = signed_headers(
-            method=request.method,
-            path=path,
-            query=request.query,
-            headers={"host": self._netloc, "content-length": str(request.size_bytes), **request.headers},
-            access_key_id=keys.access_key_id,
-            secret_access_key=keys.secret_access_key,
-            session_token=keys.session_token,
-            region=self._options.region,
-        )
-        url = f"{path}?{encoded_query(request.query)}" if request.query else path
-        connection.putrequest(request.method, url, skip_host=True, skip_accept_encoding=True)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        try:
-            _send_body(connection, body)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            # A server that refuses a request may close the connection before it has read the body. Its answer has
-            # the reason.
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                response = connection.getresponse()
-                if response.status >= 300:
-                    raise refusal(response.status, response.read(MAX_ANSWER_BYTES), what) from error
-            raise
-        return connection.getresponse()
-
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            if self._proxy.hostname:
-                return self._tunnel(self._proxy, timeout_s)
-            if self._is_tls:
-                return http.client.HTTPSConnection(self._netloc, timeout=timeout_s, context=self._tls)
-            return http.client.HTTPConnection(self._netloc, timeout=timeout_s)
-        connection.timeout = timeout_s
-        if connection.sock is not None:  # None: the connection was closed, and http.client opens it again
-            connection.sock.settimeout(timeout_s)
-        return connection
-
-    def _tunnel(self, proxy: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
-        """A connection to the server through a proxy. The proxy sees the server's name, but not the requests."""
-        address = f"{proxy.hostname}:{proxy.port or 80}"
-        connection = http.client.HTTPSConnection(address, timeout=timeout_s, context=self._tls)
-        word = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
-        known = {"Proxy-Authorization": f"Basic {base64.b64encode(word).decode()}"} if proxy.username else {}
-        connection.set_tunnel(self._netloc, headers=known)
-        return connection
 
 
-def _close_all(connections: list[http.client.HTTPConnection]) -> None:
-    for connection in connections:
-        connection.close()
+def _is_last(page: ElementTree.Element, name: str) -> bool:
+    """Whether no page follows `page`, which lists elements called `name`.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request that is not signed yet.
-
-    Args:
-        method: `GET`, `PUT`, …
-        key: the key of the object; empty for the bucket.
-        query: names and values, not encoded.
-        headers: further headers; names in lower case.
-        body: the bytes to send.
-        md5: the MD5 of the body, in hexadecimal digits. The ETag of the answer is compared with it; empty for no
-            comparison.
-        answer_bytes: the expected size of the answer's body; the time limit of the request grows with it.
+    Raises:
+        ValueError: the page does not state it clearly, or does not have the stated number of objects.
     """
-
-    method: str
-    key: str
-    query: Mapping[str, str]
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    body: bytes | memoryview | FilePart = b""
-    md5: str = ""
-    answer_bytes: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the body."""
-        return self.body.size_bytes if isinstance(self.body, FilePart) else len(self.body)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    root: ElementTree.Element | None
-    headers: Message
-    size_bytes: int
-
-    @property
-    def etag(self) -> str:
-        return (self.headers.get("ETag") or "").strip('"')
-
-    @property
-    def xml(self) -> ElementTree.Element:
-        assert self.root is not None
-        return self.root
-
-
-def is_md5(etag: str) -> bool:
-    """Whether an ETag looks like the MD5 of the content."""
-    return _MD5.fullmatch(etag) is not None
-
-
-def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview | FilePart) -> None:
-    socket = connection.sock
-    if not isinstance(body, FilePart):
-        for begin in range(0, len(body), _BLOCK_BYTES):  # in blocks, because the timeout applies to each call
-            socket.sendall(body[begin : begin + _BLOCK_BYTES])
-        return
-    start, end = body.start, body.start + body.size_bytes
-    if os.fstat(body.file.descriptor).st_size < end:
-        raise StorageError(f"{body.file.name} became shorter while it was uploaded")
-    reader = PartReader(body.file.descriptor, start)
-    if not isinstance(socket, ssl.SSLSocket):
-        socket.sendfile(cast("Any", reader), offset=start, count=body.size_bytes)
-        return
-    while block := reader.read(min(_BLOCK_BYTES, end - reader.position)):
-        socket.sendall(block)
-    if reader.position < end:
-        raise StorageError(f"{body.file.name} became shorter while it was uploaded")
-
-
-def refusal(status: int, data: bytes, what: str) -> StorageError:
-    """The error for an answer whose status states a failure.
-
-    Also the error for an answer whose status states a success, but whose body describes a failure.
-    """
-    code = _CODE.search(data)
-    return failures.from_status(status if status >= 300 else 500, code[1].decode() if code else "", what)
+    ends = [element.text or "" for element in page.findall("IsTruncated")]
+    if len(ends) > 1 or not set(ends) <= {"true", "false"}:
+        raise ValueError("the page does not state whether it is the last one")
+    # Listings of parts, and of uploads, may name the last part or key on their last page, too.
+    is_last = ends == ["false"] or not ends
+    markers = ["NextContinuationToken", *([] if ends else ["NextKeyMarker", "NextPartNumberMarker"])]
+    if is_last and any(text_in(page, marker) for marker in markers):
+        raise ValueError("the last page names the next one")
+    for element in page.findall("KeyCount"):
+        if size_of(element.text) != sum(1 for _ in page.iter(name)):
+            raise ValueError("the page has another number of objects than it states")
+    return is_last
