@@ -138,7 +138,7 @@ def test_a_configuration_cannot_fill_the_memory(fields: dict[str, int], tmp_path
         **fields,
     }
     path.write_text(json.dumps(values))
-    with pytest.raises(UsageError, match=r"must be|describes|has num"):
+    with pytest.raises(UsageError, match=r"must be|would have too many|has num"):
         read_model(path)
 
 

@@ -10,6 +10,7 @@ CODES = {
     "UsageError": 2,
     "PartlyDoneError": 3,
     "NotFoundError": 10,
+    "FolderNotFoundError": 10,
     "ConflictError": 11,
     "StorageError": 13,
     "NoRoomError": 13,

@@ -336,6 +336,7 @@ def test_temporary_folders_are_carried_along(trees: Trees) -> None:
     folder = trees.folder / "temporary"
     (folder / "below").mkdir(parents=True)
     (folder / "below" / "file").write_text("content")
+    folder.chmod(0o750)
     trees.freeze(carried={trees.roots[1]: [folder]})
     trees.reap()
     (folder / "below" / "file").unlink()
@@ -343,7 +344,7 @@ def test_temporary_folders_are_carried_along(trees: Trees) -> None:
     folder.rmdir()
     thaw_image(trees.criu, trees.location, "image-1")
     assert (folder / "below" / "file").read_text() == "content"
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_mode & 0o777 == 0o750
 
 
 def test_processes_that_do_not_stop_run_on(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:

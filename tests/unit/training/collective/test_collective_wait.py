@@ -53,7 +53,8 @@ KINDS = [kind for kind in _all_kinds() if kind.__module__.startswith("safepoint.
 def made(kind: type[SafepointError]) -> SafepointError:
     """An error as the code raises it."""
     needed = [one for one in inspect.signature(kind).parameters.values() if one.default is one.empty]
-    return kind(*["it broke"] * len(needed))
+    named = {one.name: "it broke" for one in needed if one.kind is one.KEYWORD_ONLY}
+    return kind(*["it broke"] * (len(needed) - len(named)), **named)
 
 
 def test_the_kinds_include_one_with_a_constructor_of_its_own() -> None:
