@@ -1,6 +1,7 @@
 """Loads a file of `torch.save` that an attacker may have written."""
 
 import os
+import threading
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ class OldFormatError(ValueError):
 
 
 _ZIP = b"PK\x03\x04"
+_LOCK = threading.RLock()
+"""Held during a load, because torch's list of allowed classes and its unpickler are those of the whole process."""
 
 
 def restricted_load(
@@ -42,19 +45,20 @@ def restricted_load(
     """
     sizes = _check_archive(file)
     serialization: Any = torch.serialization
-    before = serialization.get_safe_globals()
-    serialization.clear_safe_globals()
-    try:
-        serialization.add_safe_globals(with_stand_ins([*before, *also]))
-        with (
-            records_of(sizes),
-            temporarily(restricted, Unpickler=CheckedUnpickler),
-            torch.sparse.check_sparse_tensor_invariants(True),
-        ):
-            return finish(load(file, **{"weights_only": True, **options}))
-    finally:
+    with _LOCK:
+        before = serialization.get_safe_globals()
         serialization.clear_safe_globals()
-        serialization.add_safe_globals(before)
+        try:
+            serialization.add_safe_globals(with_stand_ins([*before, *also]))
+            with (
+                records_of(sizes),
+                temporarily(restricted, Unpickler=CheckedUnpickler),
+                torch.sparse.check_sparse_tensor_invariants(True),
+            ):
+                return finish(load(file, **{"weights_only": True, **options}))
+        finally:
+            serialization.clear_safe_globals()
+            serialization.add_safe_globals(before)
 
 
 def _check_archive(file: Any) -> dict[str, int]:
