@@ -35,6 +35,7 @@ The rule for messages: say what happened, what was done about it, and what the r
 
 import copy
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -318,3 +319,9 @@ def require_torch(what: str) -> None:
             f"{what} needs PyTorch, which is not installed for {sys.executable}; nothing was done",
             hint="pip install 'safepoint[torch]'",
         )
+
+
+def error_line(code: int, error: SafepointError, *, as_json: bool) -> str:
+    """The line on stderr with which a command ends after an error: for a program with `--json`, else for a person."""
+    document = {"type": "exit_error", "code": int(code), "message": error.message, "hint": error.hint}
+    return f"{json.dumps(document) if as_json else printable_lines(f'safepoint: error: {error}')}\n"

@@ -18,12 +18,12 @@ import typer
 
 from safepoint.cli.interruption import Interrupted
 from safepoint.cli.lazy import Invocation, LazyGroup
-from safepoint.cli.output import error_line
 from safepoint.errors import (
     AccessDeniedError,
     ExitCode,
     MissingExtraError,
     SafepointError,
+    error_line,
     printable,
     printable_lines,
     require_torch,

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
-from safepoint.cli.output import error_line
-from safepoint.errors import SafepointError
+from safepoint.errors import SafepointError, error_line
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from safepoint.answers.versions import versioned
-from safepoint.errors import SafepointError, StorageError, printable, printable_lines, without_credentials
+from safepoint.errors import StorageError, printable, without_credentials
 from safepoint.foundation.files import write_atomic
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
@@ -57,12 +57,6 @@ def print_log_line(line: str) -> None:
         line = "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
         line += "\x1b[0m" if len(parts) > 1 else ""
     typer.echo(line)
-
-
-def error_line(code: int, error: SafepointError, *, as_json: bool) -> str:
-    """The line on stderr with which a command ends after an error: for a program with `--json`, else for a person."""
-    document = {"type": "exit_error", "code": int(code), "message": error.message, "hint": error.hint}
-    return f"{json.dumps(document) if as_json else printable_lines(f'safepoint: error: {error}')}\n"
 
 
 def print_warning(text: str) -> None:

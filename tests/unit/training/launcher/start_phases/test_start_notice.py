@@ -109,7 +109,6 @@ def test_only_a_slow_start_prints_a_line(
 ) -> None:
     """It is printed once, and not if the ranks train already or a stop was requested."""
     monkeypatch.setattr(start_notice, "_AFTER_S", 0.001)
-    monkeypatch.setattr(logging.getLogger("safepoint"), "propagate", True)
     start = Start(tmp_path)
     if is_training:
         for rank in start.bear():
