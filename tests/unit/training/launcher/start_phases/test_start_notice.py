@@ -109,11 +109,13 @@ def test_only_a_slow_start_prints_a_line(
 ) -> None:
     """It is printed once, and not if the ranks train already or a stop was requested."""
     monkeypatch.setattr(start_notice, "_AFTER_S", 0.001)
+    # Commands that other tests have called may have changed the handlers of Safepoint's own logger.
+    monkeypatch.setattr(start_notice, "_log", logging.getLogger("test.start_notice"))
     start = Start(tmp_path)
     if is_training:
         for rank in start.bear():
             rank.passed(Phase.TRAINER_REACHED)
-    with caplog.at_level(logging.INFO, logger="safepoint"):
+    with caplog.at_level(logging.INFO, logger="test.start_notice"):
         StartNotice(start.plan, start.timeline, is_wanted=lambda: is_wanted)
         wait_for_threads()
     assert len(caplog.messages) == count
