@@ -26,9 +26,9 @@ class DashboardSettings:
 
     Args:
         host: the address to listen on.
-        port: the port; 0 for any free port. After the dashboard has ended, a program of another user can listen on
-            its port, and answer a page that is still open. If a later dashboard uses the same port, a script in this
-            answer can do everything in the later dashboard that the person may do.
+        port: the port; 0 for any free port. A fixed port has a risk: after the dashboard has ended, a program of
+            another user can listen on it, and send a script to a page that is still open. If a later dashboard uses
+            the same port, the script can do there what the user of the browser may do.
         is_read_only: whether every visitor may only read.
         tls_certificate: a PEM file with the certificate; None to answer without TLS.
         tls_key: a PEM file with the key of the certificate; None to answer without TLS.
@@ -129,8 +129,8 @@ class DashboardSettings:
         """The address to open in a browser, without a path, such as `http://127.0.0.1:8765`.
 
         Without TLS, it is the address at which the dashboard listens. A name could lead to another address of this
-        machine, where a program of another user may listen at the same port, and would get the link. For example,
-        `localhost` may lead to ::1, and the name of the machine to 127.0.1.1.
+        machine. A program of another user may listen there at the same port, and would get the token in the link. For
+        example, `localhost` may lead to ::1, and the name of the machine to 127.0.1.1.
         """
         name = self.names[0] if self.names and self.has_tls else self.host
         if name in {"0.0.0.0", "::"}:
@@ -184,7 +184,7 @@ def user_numbers(texts: Sequence[str]) -> tuple[int, ...]:
         texts: each the name or the ID of a user.
 
     Raises:
-        UsageError: this machine has no user of a name.
+        UsageError: a text is no name of a user of this machine.
     """
     found: list[int] = []
     for text in texts:

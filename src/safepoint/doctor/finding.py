@@ -34,4 +34,6 @@ class Finding:
 
     def __post_init__(self) -> None:
         if (self.status is not Status.OK) != bool(self.fix):
-            raise ValueError(f"fix={self.fix!r} of {self.check}: a fix is required unless the status is ok")
+            raise ValueError(
+                f"fix={self.fix!r} of {self.check}: a fix must be given unless the status is ok, and only then"
+            )

@@ -50,7 +50,8 @@ class CellScreen:
 
 
 class LineScreen:
-    """Prints a line for each event, when the state of the job changes, and every ten seconds for its progress.
+    """Prints a line for each event and for each change of the job's state, and every ten seconds a line with its
+    progress.
 
     Args:
         print_line: prints a line.

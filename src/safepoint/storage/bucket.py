@@ -1,5 +1,5 @@
-"""The Protocol of a bucket: the requests that differ between services. The module `object_store` is used for all
-services."""
+"""The Protocol of a bucket: the requests that differ between services. The module `object_store` has
+what is the same for all services."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol

@@ -43,7 +43,8 @@ class ArchiveReader(RawReader):
 
 
 def check_records(file: BinaryIO) -> dict[str, int]:
-    """Check the directory of the archive that begins at the file's position and ends with the file.
+    """Check the directory of an archive. The archive begins at the position of `file`, and reaches to the end of
+    `file`.
 
     The position does not change.
 

@@ -37,7 +37,8 @@ class Overrides(contextlib.ExitStack):
     """Overrides methods until the block ends. A method can be overridden several times."""
 
     def override(self, target: Any, name: str, replacement: Callable[..., Any]) -> None:
-        """Make each call of `name` on `target` call `replacement` with the original and the caller's arguments.
+        """From now on, a call of `name` on `target` calls `replacement` instead: with the original, then the
+        arguments.
 
         Args:
             target: the object or module; other objects of its class do not change.

@@ -162,10 +162,10 @@ def logs(
     If the job has several ranks (training processes), each line begins with the name of the process or pod that
     printed the line.
 
-    The lines have no times. So the output of one process or pod comes after the other, each in the order of time: the
-    steps before the training first, then the launchers, then the ranks. With --follow, new lines of all processes
-    come in the order in which they were written, except for fractions of a second. `safepoint events` shows what
-    happened in the order of time.
+    The lines have no times. So the output is grouped by process or pod: first what prepares the job (packages, data,
+    model), then the launchers, then the ranks. Each group is in the order of time. With --follow, new lines of all
+    processes come in the order in which they were written, except for fractions of a second. `safepoint events` shows
+    what happened in the order of time.
     """
     with open_jobs(on, namespace, name) as jobs:
         job = jobs.job(name)

@@ -161,7 +161,9 @@ class Guard:
                 )
             if not visitor.is_operator:
                 raise Refusal(
-                    403, "you may read, but not change; nothing was done", hint="ask for a link of an operator"
+                    403,
+                    "you may read, but not change; nothing was done",
+                    hint="ask an operator for a link for operators",
                 )
 
     def _visitor(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> Visitor | None:

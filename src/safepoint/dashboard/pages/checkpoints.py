@@ -100,7 +100,8 @@ async def of_location(request: Request) -> Response:
         # Only an operator may use the files and the keys of the dashboard's user for any location.
         if not is_operator and location not in known_locations(places):
             raise UsageError(
-                "a viewer may only see the locations of jobs; nothing was read", hint="ask for a link of an operator"
+                "a viewer may only see the locations of jobs; nothing was read",
+                hint="ask an operator for a link for operators",
             )
         inventory, name = open_any(location)
         checks = checks_here(request, back_of(location))
@@ -140,9 +141,9 @@ async def _page(
         failure: why the checkpoints cannot be read; empty if they were read.
         status: the HTTP status.
         can_resume: whether the job can be resumed from an older checkpoint.
-        on: the option that names the cluster in a command, after a space; empty for this machine.
-        read: for checkpoints that only a pod can read: when a pod has read them, RFC 3339 UTC, or `never`; None for
-            other checkpoints.
+        on: what a command needs to name the cluster: a space and an option; empty for this machine.
+        read: the time at which a pod has last read the checkpoints, in RFC 3339, UTC, or `never`. None if no pod is
+            needed to read them.
     """
     values: dict[str, Any] = {"location": location, "base": base, "failure": failure, "can_resume": can_resume}
     return await respond(

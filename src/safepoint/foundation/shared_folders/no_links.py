@@ -122,7 +122,7 @@ def make_folders(path: Path, mode: int = 0o777, *, below: Path | None = None) ->
 
     Args:
         path: the folder.
-        mode: the mode of new folders that may not be links, see `located`. Other new folders have the usual mode.
+        mode: the mode of new folders where links are refused, see `located`. Other new folders have the usual mode.
         below: see `located`.
 
     Raises:

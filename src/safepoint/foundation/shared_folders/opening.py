@@ -16,7 +16,8 @@ from safepoint.foundation.shared_folders import no_links
 NOT_A_FILE = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EINVAL}
 )
-"""The errors of `open_shared` that mean that `path` names no regular file. After other errors, there may be one."""
+"""The errors of `open_shared` that mean that `path` names no regular file. After other errors, `path` may name
+one."""
 _MAX_COPIED_BYTES = 256 << 20
 _NUM_OPENS = 10
 
@@ -82,8 +83,8 @@ def _replace_by_copy(path: Path, size_bytes: int) -> None:
 def count_names(path: Path, descriptor: int) -> int:
     """How many names the open file has; 0 if `path` is not one of them any more.
 
-    One call of `stat` finds out the number of names, and whether `path` is one of them, because another user may give
-    the file the name `path`, or remove this name, at any time.
+    The number of names, and whether `path` is one of them, come from the same call of `stat`. Between two calls,
+    another user could give the file the name `path`, or remove this name.
     """
     try:
         with no_links.located(path) as (name, folder):

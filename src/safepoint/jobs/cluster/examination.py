@@ -142,7 +142,7 @@ def _program(
             status=Status.FAILURE,
             found=found,
             why=f"this release of Safepoint uses the API {own}, which the cluster does not have",
-            fix="install a release of Safepoint that uses this API",
+            fix=f"install a release of Safepoint that uses the API {', '.join(served)}",
         )
     if title == "Kueue":
         why = "without Kueue there are no queues: the pods of a job start as soon as a node has room for them"
@@ -242,8 +242,8 @@ def _images(api: ClusterApi) -> Finding:
         return Finding(
             check="process images",
             status=Status.WARNING,
-            found=f"not known, because the cluster refuses the pod of this check for another reason: {error.message}",
-            why="the check creates no pod, but the cluster may refuse the pods of jobs for the same reason",
+            found=f"not known: the cluster refuses a pod like those of jobs: {error.message}",
+            why="the check only asks whether a pod would be accepted; pods of jobs may be refused for this reason",
             fix=error.hint or "try again later",
         )
     if error is not None:

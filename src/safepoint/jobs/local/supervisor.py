@@ -1,8 +1,8 @@
 """The supervisor of one job: waits for slots (CPU cores and GPUs), starts launchers, and watches them.
 
 The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor. It stores the
-state of the job, and holds a lock, which the kernel releases when the process ends. All its state is in the history.
-So if the supervisor is killed, a new supervisor can continue.
+state of the job, and holds a lock, which the kernel releases when the process ends. What the supervisor has to
+remember is in the history, the database of jobs. So if the supervisor is killed, a new supervisor can continue.
 """
 
 import logging
@@ -142,7 +142,8 @@ class Supervisor:
         job = self._job
         if job.wanted is RequestedAction.DELETE or not job.needs_supervisor:
             return False
-        # The job has no launchers now; `admit` checks below whether the new number fits.
+        # The number of nodes can change, because the job has no launchers. `admit` checks below whether slots are
+        # free.
         if job.target_nodes is not None:
             self._history.change_nodes(job, job.target_nodes, actor=self._actor)
             self._history.become(self._name, JobState.QUEUED, actor=self._actor)

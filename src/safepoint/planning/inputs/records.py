@@ -345,8 +345,8 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
     """Rank, modules and base model of an `adapter_config.json`; None for modules or a base model that it lacks.
 
     Raises:
-        UsageError: the adapter is not LoRA, or its rank is invalid. A plan of all weights would be for another
-            training.
+        UsageError: the adapter is not LoRA, or its rank is invalid. Then a plan in which all weights are
+            trained would be for another training.
     """
     kind = record.get("peft_type", "LORA")
     if kind != "LORA":

@@ -198,7 +198,7 @@ class LendBlock:
 
     def __post_init__(self) -> None:
         if self.capacity_bytes < 1 or self.capacity_bytes % PAGE_BYTES:
-            raise ValueError(f"capacity_bytes {self.capacity_bytes} must be a multiple of {PAGE_BYTES}")
+            raise ValueError(f"capacity_bytes {self.capacity_bytes} must be a positive multiple of {PAGE_BYTES}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

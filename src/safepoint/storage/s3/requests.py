@@ -1,7 +1,7 @@
 """Requests to S3: uploads that can be continued, listings, and ranged reads.
 
-Promises: a request counts as successful only if its answer shows that. The server must state whether a listing is
-complete, and an upload is complete only if the answer says so.
+Promises: a request counts as successful only if its answer shows that. A listing that contradicts itself about
+further pages is refused, and an upload is complete only if the answer says so.
 
 A ranged read goes from the socket into a small buffer that stays in the processor's cache. So it takes a fraction of
 the processor time that a library such as obstore takes (docs/benchmarks.md).
@@ -131,7 +131,8 @@ class S3Requests(S3Exchange):
                     etag=text_in(part, "ETag").strip('"'),
                     size_bytes=number_in(part, "Size"),
                 )
-            # The caller reads a part of the file for each part, so a part that is listed again is refused.
+            # For each listed part, the caller reads a piece of the file. If parts could be listed again, it would
+            # have no end.
             if not 1 <= found.number <= _MOST_PARTS or found.number in numbers:
                 raise other_answer(self._what("GET", upload.key))
             numbers.add(found.number)
@@ -142,8 +143,8 @@ class S3Requests(S3Exchange):
     ) -> Iterator[ElementTree.Element]:
         """The elements called `name` on all pages of a listing.
 
-        `markers` maps each query parameter that requests the next page to the name of an element. The text of this
-        element on the current page is the value of the parameter.
+        The next page is requested with query parameters. For each of them, `markers` has the name of an element on
+        the current page. The text of this element is the value of the parameter.
 
         The time limit includes the time that the caller needs for the elements.
         """
@@ -275,7 +276,8 @@ class S3Requests(S3Exchange):
                     raise
 
     def _check_range(self, response: http.client.HTTPResponse, what: str, *, first: int, end: int | None) -> None:
-        """Raise StorageError unless the answer has the bytes from `first` to `end`; None for the object's end."""
+        """Raise StorageError unless the answer has the bytes from `first` to `end`. If `end` is None, to the object's
+        end."""
         found = _RANGE.fullmatch(response.headers.get("Content-Range") or "")
         start, last, size = map(int, found.groups()) if found is not None else (-1, 0, 0)
         if start == first <= last < size < (end or 0):

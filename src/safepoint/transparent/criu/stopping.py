@@ -86,7 +86,7 @@ def refuse_stopped(pids: Iterable[int]) -> None:
     """Check that no process is stopped already.
 
     Raises:
-        FreezeError: a process is stopped already, and would run after the freeze.
+        FreezeError: a process is stopped already. The signal that ends the freeze would let it run.
     """
     for pid in pids:
         if run_state(Path(f"/proc/{pid}")) in STOPPED:

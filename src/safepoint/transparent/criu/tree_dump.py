@@ -136,7 +136,7 @@ class TreeRestore:
     def restored(self) -> Restored:
         """Wait until the restore is complete. The processes are as they were dumped: stopped.
 
-        When they run, call `finish`.
+        The caller lets them continue, and then calls `finish`.
 
         Raises:
             FreezeError: CRIU failed; call `give_up`.

@@ -33,7 +33,7 @@ _CONSEQUENCES = {
     "--stall": _STALL,
     "--blocking": _STALL,
     "--durable": _SAVE,
-    "--notice-save": "most saves on SIGTERM take longer than the job then trains before the next interruption",
+    "--notice-save": "most saves on SIGTERM take longer than the training between two interruptions",
     "--copied": "most interruptions come before the snapshot is complete",
     "--snapshot-every": "most interruptions come before the first snapshot",
     "--snapshot-stall": "most interruptions come before the training continues after a snapshot",
@@ -269,7 +269,7 @@ def simulation_notes(
     if rare and num_trials > 1:
         notes.append(
             f"up to --ranks {max(rare)}, fewer than {_FEW_INTERRUPTIONS} interruptions are expected in all trials "
-            "together: the ± is too small. Increase --trials or --days"
+            "together: the uncertainty is larger than the printed ±. Increase --trials or --days"
         )
     late_by_text: dict[str, list[str]] = {}
     for policy in policies:

@@ -75,7 +75,7 @@ def find_runtime(api: ClusterApi, name: str) -> Runtime:
         found = api.find(kind, name)
         if found is not None:
             return Runtime(document={**found, "kind": title})
-    known = sorted({name_of(item) for item in api.objects("clustertrainingruntimes")})
+    known = sorted({name_of(item) for kind, _ in _RUNTIMES for item in api.objects(kind)})
     if not known:
         raise NotFoundError(
             f"cluster {api.connection.name} has no training runtimes; nothing was submitted",

@@ -57,7 +57,7 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
     """Find the node on which the helper has to run. If only one node may mount a claim, and a pod uses the claim now,
-    this is the node of that pod.
+    the helper has to run on the node of that pod.
 
     Returns:
         The node, and the tolerations of the pods that use such claims. The node is None if no pod uses such a claim.

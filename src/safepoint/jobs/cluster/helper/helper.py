@@ -215,7 +215,7 @@ def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory:
     """Pass the output in the pod's log to `receive`, and return how the command ended.
 
     Raises:
-        SafepointError: the pod has ended without sending an ending, or the answer cannot be read.
+        SafepointError: the pod has ended before it sent how the command ended, or the answer cannot be read.
     """
     said: deque[str] = deque(maxlen=_MOST_LINES)
     num_read = num_characters = 0

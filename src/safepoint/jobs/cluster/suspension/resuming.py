@@ -35,7 +35,7 @@ def image_to_thaw(job: ClusterJob) -> PodImage:
     if job.image is None:
         raise NotFoundError(
             f"no process image of job {job.name} is known; nothing was done",
-            hint=f"{instead}, or from an image that its pod made at a deadline",
+            hint=f"{instead}; if the last pod made an image at its deadline, the next pod finds it, and may use it",
         )
     if not job.image.is_newer_than(job.safe_step):
         raise ConflictError(

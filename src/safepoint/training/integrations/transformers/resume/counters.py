@@ -77,7 +77,9 @@ def restore_callbacks(trainer: Any) -> None:
                 for attribute, value in record.get("attributes", {}).items():
                     if attribute in own:  # the file must not set other attributes
                         if not _is_alike(value, own[attribute]):
-                            raise ValueError(f"the attribute {attribute} of {name} is {value!r:.80}")
+                            raise ValueError(
+                                f"the attribute {attribute} of {name} is {value!r:.80}, of another type than its own"
+                            )
                         setattr(callback, attribute, value)
 
 
