@@ -1,7 +1,7 @@
 """The supervisor of one job: waits for slots (CPU cores and GPUs), starts launchers, and watches them.
 
-The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor, which holds a lock.
-The kernel releases the lock when the process ends. What a supervisor has to remember is in the history of jobs.
+The command is `python -m safepoint.jobs.local.supervisor JOB`. Each active job has one supervisor, with a lock that
+the kernel releases when the process ends. What a supervisor has to remember is in the history of jobs.
 """
 
 import logging
