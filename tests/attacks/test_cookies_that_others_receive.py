@@ -86,9 +86,9 @@ def test_connections_of_another_user() -> None:
     )
     others = [SimpleNamespace(user="") for _ in range(5)]
     opened: Any = [*visitor, *others, *stranger]
-    assert _surplus(opened) == stranger[:24]
-    assert _surplus(opened[:64]) == []
-    assert _surplus(opened[8:]) == stranger[:16]
+    assert _surplus(opened, 64) == stranger[:24]
+    assert _surplus(opened[:64], 64) == []
+    assert _surplus(opened[8:], 64) == stranger[:16]
 
 
 def test_a_further_cookie_of_another_program(home: Path) -> None:

@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests.support.browser import Served, served
 from tests.support.certificates import make_certificates
+from tests.support.patience import PATIENCE
 
 _MOST_MB = 100
 """The limit of the memory that strangers may fill. Without limits, most of the attacks below take several times as
@@ -173,10 +175,18 @@ def test_many_handshakes(home: Path) -> None:
             one = opened.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", server.port))
-        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
-        with contextlib.closing(connection):
-            connection.request("GET", "/static/dashboard.css")
-            assert connection.getresponse().status == 200
+        # The flood is of the same user, so it may also end a connection of the visitor, who then tries again.
+        deadline_s = time.monotonic() + 60 * PATIENCE
+        while not _is_answered(server.port, context):
+            assert time.monotonic() < deadline_s, "no visitor is answered"
         taken_mb = memory_mb(server) - before_mb
         print(f"peak of the dashboard: {taken_mb} MB more than {before_mb} MB")
         assert taken_mb < _MOST_MB_WITH_TLS
+
+
+def _is_answered(port: int, context: ssl.SSLContext) -> bool:
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/static/dashboard.css")
+        return connection.getresponse().status == 200
+    return False

@@ -91,11 +91,11 @@ def test_a_setting_larger_than_any_float(setting: dict[str, Any]) -> None:
 
 
 def test_numbers_of_the_script_stay() -> None:
-    """Flags are no numbers, and a whole number of the script stays one."""
+    """So do its flags, and a whole number of the script stays one."""
     optimizer = torch.optim.AdamW(_optimizer().param_groups[0]["params"], lr=1)
     state = optimizer.state_dict()
     state["param_groups"][0]["amsgrad"] = True
     with checked_optimizers("optimizer.pt", optimizer):
         optimizer.load_state_dict(state)
-    assert optimizer.param_groups[0]["amsgrad"] is True
+    assert optimizer.param_groups[0]["amsgrad"] is False
     assert type(optimizer.param_groups[0]["lr"]) is int

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from safepoint.errors import CheckpointError, UsageError
+from safepoint.errors import CheckpointError
 from safepoint.training.state.data_only import load_data, only_data
 from safepoint.training.state.rng import capture_rng, restore_rng
 from tests.support.pickles import call, name, number, several, text
@@ -117,7 +117,7 @@ def test_the_state_of_lightning(tmp_path: Path) -> None:
     from safepoint.training.integrations.lightning.lightning_parts import DirectCheckpointIO
 
     torch.save({"callbacks": _shared(60)}, tmp_path / "lightning.ckpt")
-    with pytest.raises(UsageError, match="was not loaded"):
+    with pytest.raises(CheckpointError, match="was not loaded"):
         DirectCheckpointIO().load_checkpoint(tmp_path / "lightning.ckpt")
 
 

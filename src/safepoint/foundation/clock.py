@@ -60,15 +60,12 @@ def parse_utc(text: str) -> float:
     """Seconds since 1970 of a time; see `parse_date`.
 
     Raises:
-        ValueError: `text` is not a time in a format of ISO 8601, or the time is out of range or before 1970.
+        ValueError: `text` is not a time in a format of ISO 8601, or the time is out of range.
     """
     try:
-        seconds = parse_date(text).timestamp()
+        return parse_date(text).timestamp()
     except OverflowError as error:
         raise ValueError(f"the time {text!r} is out of range") from error
-    if seconds < 0:
-        raise ValueError(f"the time {text!r} is before 1970")
-    return seconds
 
 
 def parse_utc_or_inf(text: str) -> float:

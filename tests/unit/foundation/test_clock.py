@@ -46,12 +46,7 @@ def test_what_is_no_time(text: str) -> None:
     assert clock.parse_utc_or_inf(text) == float("inf")
 
 
-@pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "1969-12-31T23:59:59Z"])
-def test_a_time_before_1970(text: str) -> None:
-    """No program that writes such a time has a clock."""
-    with pytest.raises(ValueError, match=r"before 1970|out of range"):
-        clock.parse_utc(text)
-
-
-def test_the_last_time() -> None:
-    assert clock.parse_utc("9999-12-31T23:59:59-23:59") < 1e12
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_a_time_at_either_end(text: str) -> None:
+    """It has a number, or is refused; the zone of the machine does not matter."""
+    assert abs(clock.parse_utc(text)) < 1e12

@@ -279,7 +279,7 @@ class Inventory:
             num_files=len(contents),
             size_bytes=sum(contents.values()),
             modified_s=modified_s,
-            created_s=created_s if created_s < float("inf") else modified_s,
+            created_s=created_s if 0 <= created_s < float("inf") else modified_s,
             strays=verdict.strays,
             is_newer_format=manifest is None and self._is_newer_format(prefix),
             is_of_other_user=self.folder is not None and is_of_stranger(self.folder / prefix.partition("/")[0]),
