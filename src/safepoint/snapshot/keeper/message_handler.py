@@ -143,7 +143,9 @@ class MessageHandler:
             self._open_idle(rank, message)
         else:
             # This thread must not wait: it receives the message that the snapshot which is being written is staged.
-            threading.Thread(target=self._open_after_write, args=[group, rank, message], daemon=True).start()
+            threading.Thread(
+                target=self._open_after_write, args=[group, rank, message], name="safepoint-open", daemon=True
+            ).start()
 
     def _open_after_write(self, group: RankGroup, rank: Rank, message: messages.OpenFolder) -> None:
         """On a thread: keep the lock on the old folder until the write has ended, then open the new folder. Without
