@@ -20,7 +20,8 @@ VERSIONS := .venv/versions
 # A slower machine than a laptop is normal, and two test files at a time leave jobs half as fast.
 export SAFEPOINT_TEST_PATIENCE ?= 2
 PYTEST := $(BIN)/pytest
-LANES := $(PYTEST) -n 2 --dist loadfile
+# A test that hangs ends its process (`tests/conftest.py`). A new process would run the same test again.
+LANES := $(PYTEST) -n 2 --dist loadfile --max-worker-restart 0
 EXTRAS := .[azure,dashboard,gcs,kubernetes,lightning,peft,sdk,torch,transformers,transparent,trl]
 
 # These lanes start all programs of tests as new processes; the others copy them (`tests/support/copies`).

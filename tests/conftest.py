@@ -1,13 +1,15 @@
 """The S3 servers, one of each in every lane; how programs of tests begin; and the patience of tests."""
 
 import contextlib
+import faulthandler
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 from safepoint.foundation import priority
@@ -37,6 +39,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         given = item.get_closest_marker("timeout")
         limit_s = given.args[0] if given is not None else usual_s
         item.add_marker(pytest.mark.timeout(limit_s * PATIENCE), append=False)
+
+
+_HARD_AFTER_S = 60
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that does not end after its time limit, because it waits for a thread or a lock, ends its process.
+
+    The process first prints where each of its threads is. Other tests go on in a new process.
+    """
+    limit = item.get_closest_marker("timeout")
+    assert limit is not None
+    output = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(limit.args[0] + _HARD_AFTER_S * PATIENCE, exit=True, file=output)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 _COUNTED = "copied programs"

@@ -22,8 +22,17 @@ class OldFormatError(ValueError):
 
 
 _ZIP = b"PK\x03\x04"
-_LOCK = threading.RLock()
+_lock = threading.RLock()
 """Held during a load, because torch's list of allowed classes and its unpickler are those of the whole process."""
+
+
+def _renew_lock() -> None:
+    """A forked process does not have the thread that would release the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def restricted_load(
@@ -45,7 +54,7 @@ def restricted_load(
     """
     sizes = _check_archive(file)
     serialization: Any = torch.serialization
-    with _LOCK:
+    with _lock:
         before = serialization.get_safe_globals()
         serialization.clear_safe_globals()
         try:
