@@ -28,7 +28,7 @@ _lock = threading.RLock()
 
 def _renew_lock() -> None:
     """A forked process does not have the thread that would release the lock."""
-    global _lock
+    global _lock  # noqa: PLW0603  a lock of another thread cannot be released
     _lock = threading.RLock()
 
 
