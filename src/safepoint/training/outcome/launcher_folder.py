@@ -62,8 +62,8 @@ def _make(parent: Path) -> tuple[Path, FolderLock | None]:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         try:
             return folder, FolderLock.acquire(folder / LOCK_NAME, {"pid": os.getpid()})
-        except BlockingIOError:
-            # Another launcher has found the new folder before it was locked, and removes the folder as abandoned.
+        except (BlockingIOError, FileNotFoundError):
+            # Another launcher has found the new folder before it was locked, and removes it as abandoned.
             continue
 
 

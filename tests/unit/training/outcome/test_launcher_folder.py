@@ -46,6 +46,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_launchers_that_start_together(place: Path) -> None:
+    """Each looks for abandoned folders while the other has made its folder and has not locked it yet."""
+    program = """
+from safepoint.training.outcome.launcher_folder import launcher_folder
+for _ in range(1000):
+    with launcher_folder() as folder:
+        assert folder.is_dir()
+"""
+    environment = {**os.environ, "TMPDIR": str(place)}
+    both = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
+    assert [one.wait() for one in both] == [0, 0]
+
+
 def test_a_dead_launchers_folder_is_removed_and_a_living_ones_is_not(place: Path) -> None:
     """The next launcher tidies up after one that was killed, and only after that."""
     with subprocess.Popen(
