@@ -52,7 +52,7 @@ def test_a_folder_that_the_next_launcher_removes_is_restored(tmp_path: Path, mon
     monkeypatch.setattr(carried_module, "kept", removed)
     with set_down(part) as restored:
         assert restored == [tmp_path / "folder"]
-        assert [path.name for path in (tmp_path / "folder").iterdir()] == ["restoring"]
+        assert [path.name for path in (tmp_path / "folder").iterdir()] == ["guard"]
     assert not list((tmp_path / "folder").iterdir())
 
 

@@ -1,11 +1,12 @@
 """Temporary folders of programs that were killed: the next program removes them.
 
-A program locks a file in its folder. If another process gets the lock, the program has ended. A program that is
-restored from a process image is an exception: it gets its lock again in the middle of the restore. Until then, `kept`
-protects the folder.
+A program locks a file in its folder, so a folder whose file is not locked is abandoned. A program that is restored
+from a process image is an exception: CRIU locks its file again in the middle of the restore, and fails if another
+process has the lock at this moment. So a removal and a restore lock a second file first, the guard.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import uuid
@@ -17,7 +18,7 @@ from safepoint.foundation.files import FolderLock, is_locked
 
 LOCK_NAME = "lock"
 """The file in a program's temporary folder that the program locks."""
-_RESTORING = "restoring"
+_GUARD = "guard"
 _REMOVED = ".abandoned"
 _WITHIN_S = 1.0
 _LOOK_S = 0.01
@@ -32,53 +33,64 @@ def remove_if_abandoned(folder: Path) -> None:
     Raises:
         OSError: the folder is in use, or cannot be removed.
     """
+    path = folder / LOCK_NAME
     if folder.name.endswith(_REMOVED):  # the process that was removing it was killed
         shutil.rmtree(folder, ignore_errors=True)
-    elif (folder / LOCK_NAME).exists():
-        # The content of the file is not changed: CRIU restores an open file only if its length is as before.
-        lock = FolderLock.acquire(folder / LOCK_NAME, owner=None)
-        if lock is not None:
-            try:
-                if not _is_kept(folder / _RESTORING):
+    elif path.exists():
+        if is_locked(path):
+            raise BlockingIOError(errno.EAGAIN, "its program runs", str(folder))
+        with _guarded(folder):
+            # The content of the file is not changed: CRIU restores an open file only if its length is as before.
+            lock = FolderLock.acquire(path, owner=None)
+            if lock is not None:
+                try:
                     # The new name is random, because another user may have taken any name that can be guessed.
                     removed = folder.rename(folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{_REMOVED}"))
                     shutil.rmtree(removed, ignore_errors=True)
-            finally:
-                lock.release()
+                finally:
+                    lock.release()
 
 
 @contextlib.contextmanager
 def kept(folder: Path) -> Generator[None]:
-    """Keep other processes from removing the folder while the `with` block runs.
+    """Keep other processes from removing the folder, and from locking its lock file, while the `with` block runs.
+
+    A removal that has begun is awaited.
 
     Raises:
         FileNotFoundError: the folder does not exist any more.
         OSError: the folder cannot be protected.
     """
-    path = folder / _RESTORING
-    own = FolderLock.acquire(path, {"pid": os.getpid()})
-    try:
-        _wait_for_removal(folder)
+    deadline_s = clock.monotonic_s() + _WITHIN_S
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(_guarded(folder))
+                break
+            except BlockingIOError:
+                if clock.monotonic_s() >= deadline_s:
+                    raise
+            clock.sleep(_LOOK_S)
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        if own is not None:
-            own.release()
 
 
-def _wait_for_removal(folder: Path) -> None:
-    """Wait for a process that found the folder abandoned before `kept` protected it, and may be removing it.
+@contextlib.contextmanager
+def _guarded(folder: Path) -> Generator[None]:
+    """Hold the guard of the folder.
+
+    Root may restore the processes of another user. This user cannot open the guard of root.
 
     Raises:
-        FileNotFoundError: the folder was removed.
+        BlockingIOError: another process holds the guard.
+        FileNotFoundError: the folder does not exist any more.
+        OSError: the guard cannot be opened.
     """
-    deadline_s = clock.monotonic_s() + _WITHIN_S
-    # If the lock is held for longer, the program is still running, and its restore will fail.
-    while is_locked(folder / LOCK_NAME) and clock.monotonic_s() < deadline_s:
-        clock.sleep(_LOOK_S)
-    os.stat(folder)
-
-
-def _is_kept(path: Path) -> bool:
-    # Root may restore the processes of another user, who may not be able to read the file.
-    return path.exists() and (not os.access(path, os.R_OK) or is_locked(path))
+    path = folder / _GUARD
+    guard = FolderLock.acquire(path, {"pid": os.getpid()})
+    try:
+        yield
+    finally:
+        # The file is deleted before the lock is released. A process that has opened it finds that it has no name.
+        path.unlink(missing_ok=True)
+        if guard is not None:
+            guard.release()
