@@ -27,7 +27,7 @@ Accumulation = Annotated[
 
 
 def adoption_answers(found: Sequence[Adoption], *, dry_run: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """What `adopt` has done: one JSON object for each checkpoint, and the lines to print."""
+    """What `adopt` has done, or would do: one JSON object for each checkpoint, and the lines to print."""
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     did = "would adopt" if dry_run else "adopted"
@@ -43,7 +43,8 @@ def nothing_to_adopt(items: Sequence[Item], location: str) -> str:
     """Why `adopt` has found no checkpoint to adopt.
 
     Args:
-        items: the checkpoints at the location; foreign checkpoints among them belong to other users.
+        items: the checkpoints at the location. `adopt` has found no foreign checkpoint of this user among them, so
+            all foreign checkpoints in `items` belong to other users.
         location: the location, as the user gave it.
     """
     of_others = sum(item.kind is Kind.FOREIGN for item in items)
@@ -65,7 +66,7 @@ def check_adopted(found: Sequence[Adoption], location: str) -> None:
 
 
 def removal_answers(found: Removal, *, dry_run: bool) -> tuple[dict[str, Any], list[str]]:
-    """What `prune` has deleted: as a JSON object, and as the lines to print."""
+    """What `prune` has deleted, or would delete: as a JSON object, and as the lines to print."""
     gone = found.deleted
     size_bytes = sum(item.size_bytes for item in gone)
     document = {
@@ -156,7 +157,7 @@ def show_reading(checkpoint: str, done_bytes: int, total_bytes: int) -> None:
 
 
 def sentence_of(change: Change) -> str:
-    """One difference between two checkpoints, as a line of text."""
+    """A difference between two checkpoints, as a line of text."""
     name, before, after = printable(change.name), printable(change.before), printable(change.after)
     if not before:
         return f"+ {name}: {after}"

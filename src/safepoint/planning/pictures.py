@@ -37,7 +37,7 @@ class Curve:
     Args:
         name: its label at the right end.
         points: x and y, sorted by x.
-        half_widths: for each point, the half width of its confidence interval. If empty, no intervals are drawn.
+        half_widths: for each point, half of the width of its confidence interval. If empty, no intervals are drawn.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Mark(NamedTuple):
     """A point of a curve that has a text.
 
     Args:
-        x: its value on the horizontal axis.
-        y: its value on the vertical axis.
+        x: the position of the point on the horizontal axis.
+        y: the position of the point on the vertical axis.
         text: the text beside the point.
     """
 
@@ -98,10 +98,10 @@ class Mark(NamedTuple):
 
 
 def rising_ticks(low: float, high: float) -> list[float]:
-    """Round values for an axis, at most seven, from `low` or less to `high` or more.
+    """The ticks of an axis: at most seven round numbers, from `low` or less to `high` or more.
 
-    The axis begins at 0 if the values are far apart. If all of them are close to `high`, it begins just below them:
-    on an axis from 0, curves that differ little would cover each other.
+    If `low` is less than half of `high`, the axis begins at 0. Otherwise it begins at `low` or below: on an axis from
+    0, curves that differ little would cover each other.
     """
     if low < high / 2:
         low = 0.0
@@ -115,7 +115,7 @@ def rising_ticks(low: float, high: float) -> list[float]:
 
 
 def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
-    """The first lines of a picture: its size, its words for screen readers, and its colours.
+    """The first lines of a picture: its size, its title, its description for screen readers, and its colours.
 
     Classes: `s0` to `s7` are the colours of series for lines, and `f0` to `f7` are the same colours for areas. `grid`
     and `axis` are lines. Text without a class is readable on light and on dark pages.
@@ -187,7 +187,7 @@ def curves(
         if len(curve.points) == 1:
             (one, other) = curve.points[0]
             lines.append(f'<circle class="f{number}" cx="{at_x(one)}" cy="{at_y(other)}" r="4"/>')
-        # The intervals of several curves at one place are beside each other.
+        # If several curves have a point at the same x, draw their intervals beside each other.
         beside = _RANGE_GAP * (number - (len(series) - 1) / 2)
         for (one, other), half in zip(curve.points, curve.half_widths, strict=False):
             low, top = at_y(other - half), at_y(other + half)
@@ -210,8 +210,8 @@ def curves(
         )
     for mark in marks:
         at, beside = at_y(mark.y), _width(mark.text) / 2
-        # The text is well above the point, because other curves may be close to the point. At the top of the picture,
-        # the text is below the point.
+        # Other curves may be close to the point. So the text is at a distance above the point or, at the top of the
+        # picture, below the point.
         line, text = (-6, -62) if at - 80 > _TOP else (6, 72)
         middle = min(right - beside, max(_LEFT + beside, at_x(mark.x)))
         lines.append(
@@ -228,7 +228,7 @@ def _width(text: str) -> float:
 
 
 def _shortened(text: str, most: float, *, size: int = 13) -> str:
-    """The text, cut off if it would be wider than `most` pixels."""
+    """The text. If it would be wider than `most` pixels, it is cut off, and ends with an ellipsis."""
     count = int(most / (_CHARACTER * size / 13))
     return text if len(text) <= count else f"{text[: count - 1]}…"
 
@@ -252,7 +252,7 @@ class Bar(NamedTuple):
 
     Args:
         name: the text beside the bar.
-        parts: the name and the value of each part; equal names have one colour in all bars.
+        parts: the name and the value of each part. Parts with the same name have the same colour in all bars.
         label: the text after the bar, such as the sum.
         texts: the value of each part as a text. The text is shown in the part if there is space. If empty, no values
             are shown.
@@ -268,7 +268,7 @@ _BAR, _GAP, _LEGEND, _COLUMNS = 34, 22, 22, 3
 
 
 def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
-    """A picture of horizontal bars below each other, with a legend.
+    """A picture of horizontal bars, one below the other, with a legend.
 
     Each part shows the number of its name in the legend, so that the parts can be distinguished without colours.
 

@@ -1,9 +1,9 @@
 """Computes the manifest that a checkpoint of another program would have.
 
-`describe` reads each file of the checkpoint once. While it computes the digests, it compares the bytes with the bytes
-that `examine` has read, and refuses a checkpoint in which these bytes have changed.
+`describe` reads each file of the checkpoint once, and computes its digest. `examine` has read parts of some files
+before. If the bytes of these parts have changed since then, `describe` refuses the checkpoint.
 
-The same files always have the same manifest, so that a repeated start continues the same run.
+The same files always get the same manifest. So if a start is repeated, it continues the same run.
 """
 
 import dataclasses
@@ -30,17 +30,17 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     Args:
         store: see `examine`.
         found: the result of `examine`, without faults.
-        progress: called with bytes read so far and bytes in all.
+        progress: called with the number of bytes read so far, and the number of all bytes.
 
     Raises:
-        CheckpointError: the checkpoint has changed since it was examined, or has too many files or an invalid value
-            for a manifest. Also if a file in a folder cannot be read, or if the object store refuses one object of
-            the checkpoint, but not others.
+        CheckpointError: the checkpoint has changed since it was examined; it has too many files for a manifest; a
+            value in it cannot be part of a manifest; a file in a folder cannot be read; or the object store refuses
+            an object of the checkpoint, but not others.
         StorageError: the object store cannot be read.
     """
     facts = found.facts
     if facts is None:
-        raise ValueError(f"{found.name} has faults, and no manifest")
+        raise ValueError(f"{found.name} has faults, so it has no manifest")
     try:
         return _describe(store, found, facts, progress)
     except ObjectNotFoundError as error:

@@ -23,15 +23,16 @@ _MOST_ELEMENTS = 1 << 20
 def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, Any]]) -> str:
     """Why an optimizer cannot step with the state that it has loaded; empty if no reason was found.
 
-    In each group, one parameter is tried for each number of dimensions and each form of a state. Without this
-    test, a run whose optimizer cannot step with its state would fail in the first step after each start, with an
-    error that names no file. Only optimizers of torch are tested: the step of another optimizer may need more than a
-    gradient, or all ranks.
+    In each group, parameters with the same number of dimensions and the same form of the state (`_form_of`) are
+    treated alike, so only the first of them is tried. Parameters without a state are not tried. Without this test, a
+    run whose optimizer cannot step with its state would fail in the first step after each start, with an error that
+    names no file. Only optimizers of torch are tested: the step of another optimizer may need more than a gradient,
+    or all ranks.
 
     Args:
         optimizer: an optimizer that has loaded a state.
-        own: the settings of each group before the optimizer loaded the state. If a step fails with these settings,
-            the loaded state and settings are not tested.
+        own: the settings of each group before the optimizer loaded the state. If a parameter cannot be stepped with
+            these settings and without a state, its loaded state is not tested.
     """
     known: Any = optimizer
     if not cast("Any", type(optimizer)).__module__.startswith("torch.optim"):
@@ -61,10 +62,11 @@ def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, A
 
 
 def fault_of_lbfgs(optimizer: Any) -> str:
-    """What is wrong with the state that a LBFGS has loaded; empty if it fits.
+    """What is wrong with the state that an LBFGS has loaded; empty if the state fits the parameters and settings.
 
-    LBFGS has one state, which belongs to its first parameter: numbers, vectors of all parameters, and lists of both.
-    The list `al` is scratch memory: it gets the length that the script's `history_size` requires.
+    LBFGS has one state, which belongs to its first parameter. The state consists of numbers, of vectors with the
+    elements of all parameters, and of lists of such numbers or vectors. The list `al` is scratch memory: if it is not
+    a list of the length `history_size`, it is replaced by a list of this length.
     """
     group: Any = optimizer.param_groups[0]
     state: Any = optimizer.state.get(group["params"][0], {})
@@ -116,7 +118,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _fault_of_lbfgs_step(optimizer: Any, own: Mapping[str, Any]) -> str:
-    """Like `fault_of_step`: makes one iteration with one element of each vector."""
+    """See `fault_of_step`. One iteration is made, with the first element of each vector."""
     first: torch.Tensor = optimizer.param_groups[0]["params"][0]
     state: Any = optimizer.state.get(first)
     if not state:
@@ -141,7 +143,7 @@ def _fault_of_lbfgs_step(optimizer: Any, own: Mapping[str, Any]) -> str:
 
 
 class _Sample(NamedTuple):
-    """A parameter, or one element of it, with its state."""
+    """A parameter with its state, or one element of a parameter with the state of this element."""
 
     parameter: torch.Tensor
     state: Mapping[Any, Any]
@@ -155,8 +157,8 @@ def _is_tested(parameter: Any, state: Any) -> bool:
 def _sample_of(parameter: torch.Tensor, state: Mapping[Any, Any]) -> _Sample | None:
     """One element of a parameter, with the state of this element; a step does the same with all elements.
 
-    If a tensor of the state has another shape, the sample is the whole parameter. The result is None if that is too
-    large to be copied.
+    If a tensor of the state has neither the shape of the parameter nor exactly one element, the sample is the whole
+    parameter. The result is None if the whole parameter is needed, and is too large to be copied.
     """
     tensors: list[torch.Tensor] = [one for one in state.values() if isinstance(one, torch.Tensor)]
     if all(one.shape == parameter.shape or one.numel() == 1 for one in tensors):
@@ -170,11 +172,14 @@ def _sample_of(parameter: torch.Tensor, state: Mapping[Any, Any]) -> _Sample | N
 
 
 def _form_of(state: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """What decides whether a step with a state is possible: names, types, and the values of single numbers."""
+    """What decides whether a step with a state is possible: the names of its values, and the kind of each value
+    (`_kind_of`)."""
     return tuple((name, _kind_of(value)) for name, value in state.items())
 
 
 def _kind_of(value: Any) -> Any:
+    """For a tensor: its data type, its number of dimensions and, if it has no dimension, its value. For a number: the
+    value. For anything else: the type."""
     if not isinstance(value, torch.Tensor):
         return repr(value) if isinstance(value, bool | int | float) else cast("Any", type(value))
     is_number = value.dim() == 0 and not value.is_meta
@@ -202,9 +207,10 @@ def step_of_copy(
         optimizer: the optimizer.
         parameter: the parameter. Its values are not used.
         settings: the settings of the parameter's group.
-        place: the number of the group, and the number of the parameter in it.
-        state: the state of the parameter before the step, which the step changes; None for a first step.
-        gradient: each element of the gradient.
+        place: the number of the group, and the number of the parameter in the group.
+        state: the state of the parameter before the step. The step changes this dictionary and its tensors in place.
+            If None, the optimizer has made no step yet.
+        gradient: the value of every element of the gradient.
 
     Returns:
         The state of the parameter after the step.
@@ -242,5 +248,5 @@ def step_of_copy(
 
 
 def copied(state: Any) -> Any:
-    """A copy of a dictionary; any other value as it is."""
+    """A copy of `state` if it is a dictionary; otherwise `state` itself."""
     return dict(cast("dict[Any, Any]", state)) if isinstance(state, dict) else state

@@ -27,18 +27,18 @@ class Given:
         source: where the facts come from, for people.
         strategy: how the ranks share the model.
         optimizer: the optimizer.
-        keep: save_total_limit.
+        keep: the number of checkpoints that are kept (`save_total_limit`).
         is_mixed: whether TrainingArguments have `bf16=True` or `fp16=True`; None if that is not known.
         lora_rank: the rank of the adapter.
         lora_targets: the modules that the adapter changes.
-        nodes: the number of pods.
-        gpus: the number of ranks of each pod.
+        nodes: the number of nodes.
+        gpus: the number of ranks on each node.
         grace_s: the grace period, in seconds.
         slots: the number of snapshots that the host memory holds.
         step_s: the time of a training step, in seconds.
         measured_bytes: the size of a checkpoint that was written.
-        notes: sentences for people about values that cannot be read, have no effect on the plan, or are planned as
-            other values.
+        notes: sentences for people. Each is about a value that cannot be read, that has no effect on the plan, or in
+            whose place the plan uses another value.
     """
 
     source: str = ""
@@ -114,10 +114,11 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
     Args:
         path: the path of the file.
         known: names of the fields of `Given` that options on the command line set. These fields are not taken from
-            the file. So if the file has a value that cannot be planned, an option can replace the value.
+            the file. So if no plan can be computed for a value in the file, an option can replace the value.
 
     Raises:
-        UsageError: the file cannot be read, or has other contents.
+        UsageError: the file cannot be read, does not contain TrainingArguments, or has a value for which no plan can
+            be computed.
     """
     record = _read(path, "--for", "pass the name of a job, or a file with TrainingArguments as JSON")
     if "output_dir" not in record and "per_device_train_batch_size" not in record:
@@ -147,7 +148,7 @@ def read_arguments(path: Path, *, known: Container[str] = ()) -> Given:
 
 
 def _notes_on(record: Mapping[str, Any], path: Path, known: Container[str]) -> Iterator[str]:
-    """Notes on fields that a reader may expect to change the plan, although they do not."""
+    """Notes on fields of which a reader may expect that they change the plan, although they do not change it."""
     limit = record.get("save_total_limit")
     if "keep" not in known and type(limit) is int and limit < 1:
         yield f"save_total_limit = {limit} in {shown_path(path)}: below 1, the Trainer deletes no checkpoint"
@@ -216,9 +217,9 @@ def _count(record: Mapping[str, Any], name: str) -> int | None:
 
 
 def _kept(record: Mapping[str, Any], path: Path) -> int | None:
-    """The number of checkpoints that stay; None without a limit.
+    """The number of checkpoints that the Trainer keeps; None if there is no limit.
 
-    With `load_best_model_at_end`, at least two stay: the newest checkpoint, and the best.
+    With `load_best_model_at_end`, the Trainer keeps at least two checkpoints: the newest and the best.
     """
     stated = record.get("save_total_limit")
     if stated is not None and type(stated) is not int:
@@ -236,12 +237,12 @@ def strategy_in(record: Mapping[str, Any], path: Path, *, is_own: bool = False) 
 
     Args:
         record: TrainingArguments.
-        path: the path of their file, for messages. The configuration of DeepSpeed is also looked for beside this
-            file.
-        is_own: whether this user has written the arguments. Then they may name a file in any folder.
+        path: the path of the file with the arguments. Messages name it. If `deepspeed` or `fsdp_config` is a path,
+            the configuration is looked for in the folder of this file.
+        is_own: whether this user has written the arguments. If so, the arguments may name a file in any folder.
 
     Raises:
-        UsageError: the fields are invalid, or the configuration of DeepSpeed cannot be read.
+        UsageError: the fields are invalid, or a file that they name cannot be read.
     """
     deepspeed = _object_in(record, "deepspeed", path, is_own=is_own)
     if deepspeed is not None:
@@ -266,8 +267,8 @@ def strategy_in(record: Mapping[str, Any], path: Path, *, is_own: bool = False) 
         fix = "it must be FULL_STATE_DICT or SHARDED_STATE_DICT, or pass --strategy"
         if isinstance(record.get("fsdp_config"), str):
             raise UsageError(
-                f"--for {shown_path(path)}: the file of fsdp_config has another state_dict_type; nothing was "
-                "computed",
+                f"--for {shown_path(path)}: the file that fsdp_config names has a state_dict_type for which no plan "
+                "can be computed; nothing was computed",
                 hint=fix,
             )
         raise _wrong(path, "fsdp_config.state_dict_type", kind, fix)
@@ -275,13 +276,15 @@ def strategy_in(record: Mapping[str, Any], path: Path, *, is_own: bool = False) 
 
 
 def _object_in(record: Mapping[str, Any], name: str, path: Path, *, is_own: bool = False) -> dict[str, Any] | None:
-    """A field that is an object, or the path of a file with one; None if it is missing or empty.
+    """The JSON object in a field, or in the file whose path the field contains; None if the field is missing or
+    empty.
 
-    Without `is_own`, another person may have written the arguments. So only a file in their folder is read. Messages
-    do not show the values in the file.
+    Without `is_own`, another person may have written the arguments. So a file is read only if it is in the folder of
+    the arguments, or below that folder. Messages do not show the values in the file.
 
     Raises:
-        UsageError: the field is something else, or the file cannot be read, or is in another folder.
+        UsageError: the field is neither an object nor a path; the file does not exist or cannot be read; or the file
+            is in another folder.
     """
     value = record.get(name)
     if value is None or value == "":
@@ -308,8 +311,8 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path, *, is_own: bool
         )
     if not os.path.exists(file):
         raise UsageError(
-            f"--for {shown_path(path)}: it names {what} {shown(value)}, which this folder does not have; nothing was "
-            "computed",
+            f"--for {shown_path(path)}: it names {what} {shown(value)}, which does not exist in the folder of this "
+            "file; nothing was computed",
             hint=hint,
         )
     return _read(file, f"--for {shown_path(path)}: {name}", hint)
@@ -342,11 +345,12 @@ def given_by_files(sizes: Mapping[str, int], *, source: str) -> Given:
 
 
 def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...] | None, str | None]:
-    """Rank, modules and base model of an `adapter_config.json`; None for modules or a base model that it lacks.
+    """The rank, the modules and the base model of an `adapter_config.json`. The modules and the base model are None
+    if the file does not state them.
 
     Raises:
-        UsageError: the adapter is not LoRA, or its rank is invalid. Then a plan in which all weights are
-            trained would be for another training.
+        UsageError: the adapter is not LoRA, or its rank is invalid. No plan is computed in these cases: a plan
+            without an adapter would be for a training of all weights, which is another training.
     """
     kind = record.get("peft_type", "LORA")
     if kind != "LORA":
@@ -371,7 +375,8 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
 
 
 def notes_on_adapter(record: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """A sentence for each field of an `adapter_config.json` that changes the adapter, and is not used."""
+    """A sentence for each field of an `adapter_config.json` that changes the adapter, but has no effect on the
+    plan."""
     return tuple(
         f"{name} = {shown(record[name])} in the adapter_config.json of {source} is not used: the adapter's memory "
         "and its final model are computed without it"

@@ -3,7 +3,7 @@
 | releases | difference | handled by |
 |---|---|---|
 | below 5.3 | the loop of the Trainer is one method | `split_loop` |
-| below 5.0 | no module `conversion_mapping`; `save_pretrained` uses a table of names in the model | `is_converted` |
+| below 5.0 | no module `conversion_mapping`; `save_pretrained` uses a table in the model | `is_converted` |
 | below 5.0 | `save_safetensors=False` writes pickles | `writes_safetensors` |
 | below 5.0 | ranks on CPUs load the optimizer's state to a device such as `cpu:0`, which torch refuses | `loadable` |
 | below 5.1 | no training argument `enable_jit_checkpoint` | `arguments.py` reads it with a default |
@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 
 from safepoint.errors import SafepointError
+from safepoint.foundation.units import plural
 
 _LOOP = "_inner_training_loop"
 
@@ -102,7 +103,7 @@ def _rewrite(function: ast.FunctionDef) -> None:
     """Make the changes that the docstring of `split_loop` describes.
 
     Raises:
-        ValueError: a place to change was not found, or was found more than once.
+        ValueError: a statement at which the method is changed was not found, or was found more than once.
     """
     _Loss().visit(function)
     epochs = _only(
@@ -138,8 +139,13 @@ def _statements(source: str, place: ast.stmt) -> list[ast.stmt]:
 
 
 def _only(places: list[int], what: str) -> int:
+    """The only element of `places`, the indexes of the statements at which `what` was found.
+
+    Raises:
+        ValueError: there is no element, or more than one.
+    """
     if len(places) != 1:
-        raise ValueError(f"{what}: found {len(places)} times")
+        raise ValueError(f"{what} was found {plural(len(places), 'time')}; exactly one is expected")
     return places[0]
 
 
@@ -166,7 +172,7 @@ def is_converted(model: Any) -> bool:
 
 
 def build_mappings(model_type: str) -> None:
-    """Make transformers build its mappings of names. The first call in a process takes 0.2 s."""
+    """Make transformers build its mappings of weight names now. The first call in a process takes 0.2 s."""
     with contextlib.suppress(TypeError, ImportError, AttributeError):  # transformers below 5.0
         mappings: Any = importlib.import_module("transformers.conversion_mapping")
         mappings.get_checkpoint_conversion_mapping(model_type)

@@ -1,8 +1,9 @@
 """Trains the model of a job's only rank without DistributedDataParallel.
 
-A rank has the variables of a process group, even if it is the only rank. So Accelerate would wrap the model in
-DistributedDataParallel. The wrapper would copy all gradients in each step (2.6 ms for a small model on a CPU), and
-would not change the result, because the sum over one rank is the gradient itself.
+The launcher sets the environment variables of a process group for each rank, even if there is only one rank. So
+Accelerate would wrap the model in DistributedDataParallel. The wrapper would copy all gradients in each step, which
+takes 2.6 ms for a small model on a CPU. The wrapper would not change the gradients, because it averages over one
+rank.
 """
 
 from typing import Any
@@ -14,17 +15,18 @@ _REPLICATED = "MULTI_"
 
 
 def train_unreplicated(accelerator: Any, overrides: Overrides) -> None:
-    """Make `accelerator` leave out DistributedDataParallel until `overrides` ends.
+    """Keep `accelerator` from wrapping models in DistributedDataParallel until `overrides` ends.
 
     Args:
         accelerator: the Trainer's accelerator, in a job of one rank.
-        overrides: the overrides in the call of `train`.
+        overrides: the overrides that are in effect during the call of `train`.
     """
     overrides.override(accelerator, "prepare_model", _prepare)
 
 
 def _prepare(original: Any, model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
-    """See `Accelerator.prepare_model`. `evaluation_mode` only makes Accelerate leave out the wrapper of the model."""
+    """See `Accelerator.prepare_model`. With `evaluation_mode`, Accelerate does not wrap the model; this is its only
+    effect."""
     state = original.__self__.state
     is_replicated = str(state.distributed_type.name).startswith(_REPLICATED)
     return original(model, device_placement=device_placement, evaluation_mode=evaluation_mode or is_replicated)
