@@ -39,6 +39,22 @@ def adoption_answers(found: Sequence[Adoption], *, dry_run: bool) -> tuple[list[
     return documents, lines
 
 
+def hint_on_damage(*, is_single: bool, is_one_left: bool) -> str:
+    """What to do about the damaged checkpoints that `verify` has found.
+
+    Args:
+        is_single: whether `verify` has checked only the checkpoint that the user named.
+        is_one_left: whether a resume can use one of the checked checkpoints.
+    """
+    if is_single:
+        return (
+            "see the faults above; other checkpoints were not checked: give the output location to check all of them"
+        )
+    if is_one_left:
+        return "see the faults above; a resume uses the newest valid checkpoint"
+    return "no valid checkpoint is left: restore one from a backup, or start a new run in another location"
+
+
 def nothing_to_adopt(items: Sequence[Item], location: str) -> str:
     """Why `adopt` has found no checkpoint to adopt.
 

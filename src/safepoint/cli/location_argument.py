@@ -28,8 +28,8 @@ CheckpointPlace = Annotated[
     str,
     typer.Argument(
         metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME. Append /checkpoint-20 for "
-        "one checkpoint or, in an object store, /final for the final model.",
+        help="An output folder, s3://bucket/prefix, pvc://claim/path, or job:NAME for the output location of a job. "
+        "Append /checkpoint-20 for one checkpoint or, in an object store, /final for the final model.",
         callback=find_place,
     ),
 ]
@@ -38,7 +38,7 @@ OutputPlace = Annotated[
     str,
     typer.Argument(
         metavar="LOCATION",
-        help="An output folder, s3://bucket/prefix, pvc://claim/path or job:NAME.",
+        help="An output folder, s3://bucket/prefix, pvc://claim/path, or job:NAME for the output location of a job.",
         callback=find_place,
     ),
 ]
@@ -46,7 +46,7 @@ OutputPlace = Annotated[
 
 
 def open_place(text: str) -> tuple[Inventory, str | None]:
-    """Open a location.
+    """Open the location that a person has typed.
 
     Returns:
         The content of the location, and the name of the checkpoint that `text` names; None in place of the name if

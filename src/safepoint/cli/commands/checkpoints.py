@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from safepoint.checkpoint.format.catalog import step_of
+from safepoint.checkpoint.local.final_model import FINAL
 from safepoint.checkpoint.local.retention import KeepBest, parse_policies
 from safepoint.checkpoint.tools import adopt as adopting
 from safepoint.checkpoint.tools import copy as copying
@@ -25,6 +26,7 @@ from safepoint.cli.checkpoint_answers import (
     adoption_answers,
     check_adopted,
     check_removed,
+    hint_on_damage,
     nothing_to_adopt,
     removal_answers,
     repair_answers,
@@ -51,7 +53,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_NEWEST = "A checkpoint, or an output location. An output location stands for the newest complete checkpoint in it."
+_PLACE = (
+    "A checkpoint or an output location: a folder, s3://bucket/prefix, pvc://claim/path, or job:NAME for the output "
+    "location of a job."
+)
+_NEWEST = f"{_PLACE} An output location stands for the newest complete checkpoint in it."
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _Deep = Annotated[bool, typer.Option("--deep", help="Read every file and compare its digest.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what the command would change, but change nothing.")]
@@ -139,10 +145,12 @@ def verify(
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
+    is_one_left = False
     for item in items:
         is_read, watch = deep or item.kind is Kind.FOREIGN, ProgressLine(f"reading {item.name}").update
         faults = inventory.verify(item, progress=watch) if is_read else item.faults
         num_damaged += bool(faults)
+        is_one_left |= not faults and item.name != FINAL and not item.is_of_other_user
         documents.append(verify_document(item, faults))
         lines.append(f"{item.where}: {state_of(item, faults, deep=deep)}")
         lines += [f"  {fault}" for fault in faults] + stray_lines(item)
@@ -152,9 +160,7 @@ def verify(
         raise CheckpointError(
             f"{num_damaged} of {plural(len(items), 'checkpoint')} in {inventory.store.location} "
             f"{'is' if num_damaged == 1 else 'are'} damaged",
-            hint="see the faults above; a resume uses the newest valid checkpoint"
-            if num_damaged < len(items)
-            else "no valid checkpoint is left: restore one from a backup, or start a new run in another location",
+            hint=hint_on_damage(is_single=name is not None, is_one_left=is_one_left),
         )
 
 
@@ -240,11 +246,16 @@ def copy(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint, or an output location. From an output location, all complete checkpoints are copied.",
+            help=f"{_PLACE} From an output location, all complete checkpoints are copied.",
         ),
     ],
     target: Annotated[
-        str, typer.Argument(metavar="DST", help="The output location to copy to. Checkpoints keep their names.")
+        str,
+        typer.Argument(
+            metavar="DST",
+            help="The output location to copy to: a folder, s3://bucket/prefix or pvc://claim/path. Checkpoints keep "
+            "their names.",
+        ),
     ],
     connection: ConnectionOrSecret = None,
     as_json: _Json = False,
@@ -293,12 +304,13 @@ def export(
         typer.Argument(
             metavar="SRC",
             callback=find_place,
-            help="A checkpoint or an output location: a folder, s3://bucket/prefix, pvc://claim/path or job:NAME. "
-            "From an output location, the command exports the final model; if there is none, the newest complete "
-            "checkpoint.",
+            help=f"{_PLACE} From an output location, the command exports the final model; if there is none, the "
+            "newest complete checkpoint.",
         ),
     ],
-    target: Annotated[str, typer.Argument(metavar="DST", help="A new or empty folder or prefix.")],
+    target: Annotated[
+        str, typer.Argument(metavar="DST", help="A new or empty folder, s3://bucket/prefix or pvc://claim/path.")
+    ],
     connection: ConnectionOrSecret = None,
     with_code: Annotated[
         bool,
@@ -310,7 +322,7 @@ def export(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Write a checkpoint's model in the format of `from_pretrained`.
+    """Write a checkpoint's model in the format that `from_pretrained` reads.
 
     SRC may also be a folder that torch.distributed.checkpoint or DeepSpeed ZeRO wrote without Safepoint. If SRC and
     DST are in object stores, nothing is written to a disk of this machine.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from typer.testing import CliRunner
 from safepoint.checkpoint.format.catalog import list_checkpoints
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME
 from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.tools.inventory import Item, Kind
 from safepoint.cli.checkpoint_answers import check_removed, nothing_to_adopt
 from safepoint.cli.commands.checkpoints import app
-from safepoint.errors import SafepointError, StorageError
+from safepoint.errors import CheckpointError, SafepointError, StorageError
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import flip
 
@@ -79,6 +81,24 @@ def test_verify_explains_and_ends_with_14(output: Path) -> None:
     assert code == 14
     assert json.loads(text)[0]["version"] == 1
     assert json.loads(text)[0]["faults"] == [{"file": "rng_state_0.pth", "reason": "it is missing"}]
+
+
+def test_verify_says_what_is_left(output: Path) -> None:
+    """A hint about all checkpoints needs a check of all. A final model is not a checkpoint to resume from."""
+
+    def hint_of(location: Path) -> str:
+        error = CliRunner().invoke(app, ["verify", str(location)]).exception
+        assert isinstance(error, CheckpointError)
+        return str(error.hint)
+
+    (output / "checkpoint-30" / "rng_state_0.pth").unlink()
+    assert "other checkpoints were not checked" in hint_of(output / "checkpoint-30")
+    assert "a resume uses the newest valid checkpoint" in hint_of(output)
+    shutil.copytree(output / "checkpoint-20", final_folder(OutputFolder(output)))
+    assert "final: complete" in call("verify", output)[1]
+    for step in (10, 20):
+        (output / f"checkpoint-{step}" / "rng_state_0.pth").unlink()
+    assert "no valid checkpoint is left" in hint_of(output)
 
 
 def test_prune_does_what_it_said(output: Path) -> None:
