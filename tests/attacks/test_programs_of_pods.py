@@ -58,7 +58,7 @@ def command_of_suspend() -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pod_requests, "run_in_pod", record)
         patch.setattr(pod_requests, "is_training_pod", lambda pod: True)
-        with pytest.raises(Exception, match="gave no receipt"):
+        with pytest.raises(Exception, match="did not report which checkpoint"):
             _request(seen)
     return commands[0]
 

@@ -88,7 +88,7 @@ def test_a_run_that_cannot_save_is_frozen_and_goes_on(tmp_path: Path, place: Pla
     run.wait_for("train 5", run.output / "marks-0")
     run.process.terminate()
     assert run.ends() == 75, run.printed
-    assert f"frozen in {run.output}/images/image-1" in run.printed
+    assert f"frozen in the process image {run.output}/images/image-1" in run.printed
     names = [event["event"] for event in read_events(run.output / ".safepoint" / "events.jsonl")]
     assert names[-1] == "frozen", names
     assert not list(run.output.glob("checkpoint-*"))

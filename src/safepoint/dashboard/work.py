@@ -1,7 +1,7 @@
 """Actions that take longer than a request. Each action runs on a thread, and a page of its own shows the result.
 
-Promises: an action that was begun is completed even if the browser is closed. If the dashboard ends, a request to a
-job of this machine stays in effect, because the job's supervisor carries it out.
+Promises: an action that has begun continues if the browser is closed. If the dashboard ends, its threads end. But a
+request that an action has made to a job of this machine stays in effect, because the job's supervisor carries it out.
 """
 
 import itertools
@@ -27,8 +27,9 @@ class Outcome:
     Args:
         sentence: the result in a sentence, for people.
         document: the result as JSON values, for programs.
-        facts: names and values of a receipt, shown below the sentence.
-        heading: the result in a few words, above the sentence.
+        facts: names and values that the page lists below the sentence: after a suspension, what was saved and
+            checked; after a check, the damaged files with their faults; after an export, the files.
+        heading: the result in a few words. The page shows it above the sentence.
     """
 
     sentence: str
@@ -48,7 +49,7 @@ class Work:
         by: who requested the action.
         begun: when the action began, RFC 3339 UTC.
         ended: when the action ended, RFC 3339 UTC; None while it runs.
-        outcome: its result; None while it runs, and if it failed.
+        outcome: the result of the action; None while the action runs, and if it failed.
         failure: why it failed; empty if it did not fail.
         hint: what the visitor can do about the failure.
     """
@@ -93,13 +94,14 @@ class Works:
 
     def __init__(self, changed: Callable[[str], None]) -> None:
         self._changed = changed
-        # The first number is random: a page from before a restart must not show a later action under the same number.
+        # If the dashboard is restarted, a page that is still open refers to an action of the earlier dashboard by its
+        # number. The page must not show another action in its place. So the first number is random.
         self._numbers = itertools.count(secrets.randbelow(_FIRST_NUMBERS) + 1)
         self._works: dict[int, Work] = {}
         self._lock = threading.Lock()
 
     def begin(self, title: str, act: Callable[[], Outcome], *, back: str, by: str) -> Work:
-        """Begin an action on a thread of its own."""
+        """Run an action on a new thread."""
         with self._lock:
             work = Work(number=next(self._numbers), title=title, back=back, by=by, begun=clock.utc_now())
             self._works[work.number] = work

@@ -80,7 +80,7 @@ def _no_locks(images: Path) -> Finding:
         status=Status.WARNING,
         found=f"no answer within {_FOLDER_S:.0f} s from {images} or the temporary folder",
         why="a freeze or a restore may hang",
-        fix="set XDG_STATE_HOME to a folder on a local disk",
+        fix="set XDG_STATE_HOME (for the images) and TMPDIR (for temporary files) to folders on a local disk",
     )
 
 

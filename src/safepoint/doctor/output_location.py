@@ -17,6 +17,7 @@ from safepoint.foundation.volumes import needed
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.opening import Tried, open_store, try_access
 from safepoint.storage.options import StorageOptions
+from safepoint.storage.s3.credentials import find_keys
 
 _FIRST_BYTES, _LARGEST_BYTES, _MOST_BYTES = 1 << 20, 32 << 20, 128 << 20
 _LONG_ENOUGH_S = 0.8
@@ -45,7 +46,7 @@ class Disk:
 
 
 def look_at_folder(folder: Path) -> Disk:
-    """Test the folder: write for about a second to a file without a name. The file disappears when it is closed.
+    """Test the folder: write to a file without a name for about a second. The file disappears when it is closed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -201,8 +202,8 @@ def judge_store(tried: Tried | StorageError | None, location: Location) -> Findi
 
 
 def _access(location: Location, options: StorageOptions) -> str:
-    """The endpoint and the keys that were used; empty for a store whose client chooses them itself."""
+    """The endpoint, and where the keys came from; empty for a store whose client chooses both itself."""
     if location.scheme is not Scheme.S3:
         return ""
     endpoint = f" at {options.endpoint}" if options.endpoint else ""
-    return f"{endpoint}, with {'AWS_ACCESS_KEY_ID' if options.has_keys else 'the keys of the machine'}"
+    return f"{endpoint}, with the keys from {find_keys(options, os.environ).origin}"

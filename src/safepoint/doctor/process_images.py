@@ -1,4 +1,4 @@
-"""Checks the requirements of process images. Trainings do not need process images, so a missing CRIU is not an error.
+"""Checks the requirements of process images. A training needs no process images, so a missing CRIU is not an error.
 
 Each feature is tried out. A check of versions is not enough, because a kernel, a container or a file system can
 refuse a feature that this version of the kernel has.
@@ -19,11 +19,11 @@ from safepoint.transparent.secret_folders import secret_folder
 
 _LIMIT_S = 5.0
 _CAPABILITIES = {"CAP_CHECKPOINT_RESTORE": 40, "CAP_SYS_ADMIN": 21}
-_PRIVILEGED = "run as root, in a container with --privileged"
+_PRIVILEGED = "run as root; in a container, start the container with --privileged"
 
 
 def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
-    """Whether this user can freeze and restore processes with CRIU: a small program is frozen, and restored."""
+    """Try to freeze and restore a small program with CRIU, as this user."""
     check, why = "criu", "it freezes processes that cannot save a checkpoint; trainings do not need it"
     program = _program()
     held = _capabilities(status)
@@ -45,20 +45,23 @@ def examine_criu(status: Path = Path("/proc/self/status")) -> Finding:
     if answer.code == 0 and held:
         trouble = _try_out(Criu(path=program, version=version))
         if trouble is not None:
-            return warning(f"{named}, works, {rights}; {trouble[0]}", trouble[1])
-        found = f"{named}, works, {rights}; a small program was frozen and restored"
+            return warning(f"{named}, {rights}; `criu check` succeeds, but {trouble[0]}", trouble[1])
+        found = f"{named}, {rights}; a small program was frozen and restored"
         return Finding(check=check, status=Status.OK, found=found, why=why)
     result = "it works" if answer.code == 0 else answer.last_error or f"it ends with exit code {answer.code}"
     if answer.code is None:
         result = f"it does not answer within {_LIMIT_S:.0f} s"
-    return warning(f"{named}, check: {result}; {rights}", f"{_PRIVILEGED}; the kernel must be 5.9 or newer")
+    return warning(f"{named}, {rights}; `criu check`: {result}", f"{_PRIVILEGED}; the kernel must be 5.9 or newer")
 
 
 def _try_out(criu: Criu) -> tuple[str, str] | None:
-    """Why a small program could not be frozen and restored, and what to do; None if it could."""
+    """Why a small program could not be frozen and restored, and what to do about that; None if it could."""
     missing = missing_packages()
     if missing:
-        return f"{', '.join(missing)} missing", "pip install 'safepoint[transparent]'"
+        return (
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            "pip install 'safepoint[transparent]'",
+        )
     from safepoint.transparent.self_test import try_out  # imports numpy
 
     try:
@@ -72,8 +75,11 @@ def _try_out(criu: Criu) -> tuple[str, str] | None:
 
 
 def examine_namespaces() -> Finding:
-    """Whether processes can be restored in a PID namespace, which is needed when their numbers are in use."""
-    check, why = "pid namespaces", "if the process numbers of an image are in use, it is restored in a namespace"
+    """Try to make a PID namespace. A restore needs one if the process numbers in the image are in use."""
+    check, why = (
+        "pid namespaces",
+        "if the process numbers of an image are in use, the image is restored in a PID namespace",
+    )
     if _program() is None:
         return Finding(check=check, status=Status.OK, found="not needed without CRIU", why=why)
     try:
@@ -96,26 +102,31 @@ def examine_locks(images: Path) -> Finding:
     Args:
         images: the folder below which the images of jobs are; it need not exist.
     """
-    check, why = "image locks", "locks keep two commands from writing the same image, and let a restore wait"
+    check, why = (
+        "image locks",
+        "locks keep two commands from writing the same image, and hold restored processes until all of them exist",
+    )
     if _program() is None:
         return Finding(check=check, status=Status.OK, found="not needed without CRIU", why=why)
     folder = next(path for path in (images, *images.parents) if path.is_dir())
     if shutil.which("flock") is None:
         found, fix = "the program `flock` is not installed", "install util-linux"
         return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
-    for place in (folder, private_parent(prefers_memory=True)):
+    temporary = private_parent(prefers_memory=True)
+    for place, variable in ((folder, "XDG_STATE_HOME"), (temporary, "TMPDIR")):
+        fix = f"set {variable} to a folder on a local disk"
         try:
             with secret_folder(place, "safepoint-trial-") as trial:
                 lock = FolderLock.acquire(trial / "lock", {"pid": os.getpid()})
                 if lock is not None:
                     lock.release()
         except OSError as error:
-            found, fix = f"{place}: {error.strerror}", "set XDG_STATE_HOME to a folder on a local disk"
+            found = f"{place}: {error.strerror}"
             return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
         if lock is None:
-            found, fix = f"{place} does not support locks", "set XDG_STATE_HOME to a folder on a local disk"
+            found = f"{place} does not support locks"
             return Finding(check=check, status=Status.WARNING, found=found, why=why, fix=fix)
-    return Finding(check=check, status=Status.OK, found=f"locks work in {folder}", why=why)
+    return Finding(check=check, status=Status.OK, found=f"locks work in {folder} and in {temporary}", why=why)
 
 
 def _program() -> str | None:

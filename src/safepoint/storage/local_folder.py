@@ -125,7 +125,8 @@ class LocalStore:
         progress: Progress | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """See `Store`. The file is not written in parts: after an interruption, upload the whole file again."""
+        """See `Store`. The file is not uploaded in parts: after an interruption, the caller has to upload the whole
+        file again."""
 
         check_key(key)
         with opened_source(source) as opened:
@@ -172,7 +173,7 @@ class LocalStore:
         """
         working = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
         for _ in range(_MOST_TRIES):
-            # Between the two calls, another process may delete the folder, because the folder is empty.
+            # After `make_folder`, another process may delete the folder, because the folder is empty.
             try:
                 files.make_folder(path.parent, below=self._root)
                 return working, no_links.create_file(working, below=self._root)
@@ -186,8 +187,9 @@ class LocalStore:
 
     def _rename(self, working: Path, path: Path, condition: Condition | None) -> None:
         # Each writer that uses this class locks the folder during the comparison and the rename. So no other writer
-        # changes the object between the two. There are two exceptions: the file system has no locks (`_locked`), or a
-        # writer does not get the lock in time and continues without the lock (`_wait_for_lock`).
+        # changes the object between the comparison and the rename. There are two exceptions: the file system has no
+        # locks (`_locked`), or a writer does not get the lock in time and continues without the lock
+        # (`_wait_for_lock`).
         with _locked(path.parent) as folder:
             if condition is not None:
                 try:
@@ -233,7 +235,7 @@ class LocalStore:
         begun_before_s: float | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """See `Store`. `keys` is not used: the unfinished uploads of all keys are listed."""
+        """See `Store`. `keys` is ignored: in a folder, all unfinished uploads are found, whatever their keys are."""
         num_swept = 0
         folder = self._path(below) if below else self._root
         if below and folder.is_symlink():
@@ -323,7 +325,7 @@ def _locked(folder: Path) -> Generator[int]:
 
 
 def _wait_for_lock(descriptor: int, folder: Path) -> None:
-    """Lock a folder. The wait is limited, because everyone who may read the folder can hold this lock for ever."""
+    """Lock a folder. The wait is limited, because any user who may read the folder can hold this lock without end."""
     give_up_s = clock.monotonic_s() + (_LOCK_WITHIN_S if folder not in _held else 0)
     while True:
         with contextlib.suppress(BlockingIOError):

@@ -72,11 +72,6 @@ class StorageOptions:
         if self.ca_bundle is not None and not os.path.isfile(self.ca_bundle):
             raise ValueError(f"ca_bundle {self.ca_bundle!r} is not a file; name a PEM file")
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether these options contain keys. If not, `safepoint.storage.s3.credentials.find_keys` looks for keys."""
-        return bool(self.access_key_id and self.secret_access_key)
-
     def authorities(self) -> bytes | None:
         """The content of `ca_bundle`; None if it is not set. The file decides which servers get keys and checkpoints.
 

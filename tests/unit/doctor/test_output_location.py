@@ -84,3 +84,12 @@ def test_only_a_store_of_s3_is_reached_with_the_variables_of_aws(
         monkeypatch.setenv(name, value)
     found = judge_store(Tried(duration_s=0.1, clock_ahead_s=0.0), parse_location(location)).found
     assert ("https://s3.example" in found, "AWS_ACCESS_KEY_ID" in found) == (is_s3, is_s3)
+
+
+def test_the_source_of_the_keys_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine can have several sources of keys, so the finding names the one that was used."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    found = judge_store(Tried(duration_s=0.1, clock_ahead_s=0.0), parse_location("s3://bucket/run")).found
+    assert f"with the keys from {tmp_path / 'keys'}, profile default" in found

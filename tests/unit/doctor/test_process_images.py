@@ -1,5 +1,6 @@
 """What process images need, with programs that answer as CRIU and util-linux do."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,11 @@ def test_criu_is_not_needed(programs: Path, tmp_path: Path, monkeypatch: pytest.
     assert examine_criu(status).status is Status.OK
     version = 'if test "$1" = --version; then echo Version: 4.2.1; exit; fi;'
     write(programs, "criu", f'{version} test "$1" = check')
-    assert "CRIU 4.2.1, works, with CAP_CHECKPOINT_RESTORE" in examine_criu(status).found
+    assert "CRIU 4.2.1, with CAP_CHECKPOINT_RESTORE; a small program was frozen" in examine_criu(status).found
     assert examine_criu(status).status is Status.OK
     tried.append(FreezeError("io_uring is on", hint="turn it off"))
     assert examine_criu(status).status is Status.WARNING
-    assert "could not be frozen and restored: io_uring is on" in examine_criu(status).found
+    assert "succeeds, but a small program could not be frozen and restored: io_uring" in examine_criu(status).found
     assert examine_criu(status).fix == "turn it off"
     tried.clear()
     with monkeypatch.context() as patched:
@@ -88,3 +89,33 @@ def test_locks_are_tried_where_images_will_be(
 
     monkeypatch.setattr(process_images, "secret_folder", fail)
     assert "No space left" in examine_locks(images).found
+
+
+@pytest.mark.parametrize("has_space", [True, False], ids=["no-locks", "no-space"])
+def test_the_fix_names_the_variable_of_the_folder(
+    has_space: bool, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XDG_STATE_HOME moves the images, and TMPDIR the temporary files."""
+    monkeypatch.delenv("SAFEPOINT_CRIU", raising=False)
+    for name in ("criu", "flock"):
+        write(programs, name, "exit 0")
+    images, temporary = tmp_path / "images", tmp_path / "temporary"
+    images.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(process_images, "private_parent", lambda *, prefers_memory: temporary)
+    make, acquire = process_images.secret_folder, FolderLock.acquire
+    for bad, variable in ((images, "XDG_STATE_HOME"), (temporary, "TMPDIR")):
+
+        def secret_folder(place: Path, prefix: str, bad: Path = bad) -> AbstractContextManager[Path]:
+            if place == bad and not has_space:
+                raise OSError(28, "No space left on device")
+            return make(place, prefix)
+
+        def lock(path: Path, record: dict[str, object], bad: Path = bad) -> FolderLock | None:
+            return None if path.is_relative_to(bad) and has_space else acquire(path, record)
+
+        monkeypatch.setattr(process_images, "secret_folder", secret_folder)
+        monkeypatch.setattr(FolderLock, "acquire", lock)
+        finding = examine_locks(images)
+        assert (finding.status, str(bad) in finding.found) == (Status.WARNING, True)
+        assert finding.fix == f"set {variable} to a folder on a local disk"

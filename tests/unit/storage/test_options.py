@@ -11,14 +11,15 @@ def test_the_usual_variables_are_read() -> None:
     """Endpoint by its three names in order, a bare host means https, spaces and a last slash do not matter."""
     common = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "eu-1"}
     options = StorageOptions.from_environment({**common, "AWS_S3_ENDPOINT": " s3.example.com/ "})
-    assert (options.endpoint, options.region, options.has_keys) == ("https://s3.example.com", "eu-1", True)
+    assert (options.endpoint, options.region) == ("https://s3.example.com", "eu-1")
+    assert (options.access_key_id, options.secret_access_key) == ("key", "secret")
     names = ("AWS_ENDPOINT_URL", "AWS_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3")
     environ = dict(common)
     for name in names:
         environ[name] = f"http://{name.lower().replace('_', '-')}"
         assert StorageOptions.from_environment(environ).endpoint == environ[name]
     assert StorageOptions.from_environment({}) == StorageOptions()
-    assert not StorageOptions().has_keys
+    assert StorageOptions().access_key_id is None
 
 
 @pytest.mark.parametrize(

@@ -40,15 +40,16 @@ _BESIDE = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|special_tokens_map\.json|vocab\..*|merges\.txt|chat_template\..*"
     r"|preprocessor_config\.json|processor_config\.json|[^.].*\.model"
 )
-"""Small files that belong to a model."""
+"""The names of small files that belong to a model."""
 
 
 def is_in_pieces(store: Store, prefix: str = "") -> bool:
-    """Whether a checkpoint has a sharded model or a file of `torch.save`, and no model that `from_pretrained` reads.
+    """Whether a checkpoint has a sharded model or a file of `torch.save`, and no model that `from_pretrained` can
+    read.
 
     Args:
         store: where the checkpoint is, a folder or an object store.
-        prefix: the checkpoint's key; empty for the store's own location.
+        prefix: the key of the checkpoint in the store. If empty, the location of the store is the checkpoint itself.
 
     Raises:
         StorageError: the store cannot be read.
@@ -90,7 +91,7 @@ def export_item(
 
 
 def _place_of(folder: StorePath) -> StorePath | None:
-    """The folder of the shards, or the file of `torch.save`; None when there is neither."""
+    """The folder with the shards, or the file of `torch.save`; None if the checkpoint has neither."""
     dcp = next((folder / name for name in _DCP_FOLDERS if (folder / name / METADATA).is_file()), None)
     return dcp or zero_folder(folder) or state_dict_file(folder)
 
@@ -100,13 +101,13 @@ def export_pieces(
 ) -> list[str]:
     """Write the model of a checkpoint for which `is_in_pieces` is true, in the layout that `from_pretrained` reads.
 
-    If the checkpoint has a manifest, all bytes that the export uses are compared with its digests before the first
-    byte is written. So the weights are read twice, and the bytes of the second read are compared with the bytes of
-    the first read.
+    If the checkpoint has a manifest, all bytes that the export uses are compared with the digests in the manifest
+    before the first byte is written. So the weights are read twice. The bytes of the second read are compared with
+    the bytes of the first read.
 
     Args:
         store: where the checkpoint is, a folder or an object store.
-        prefix: the checkpoint's key; empty for the store's own location.
+        prefix: the key of the checkpoint in the store. If empty, the location of the store is the checkpoint itself.
         target: a folder or a prefix that is empty or does not exist.
         with_code: see `copying.export`.
         progress: see `copying.Progress`.
@@ -128,7 +129,7 @@ def export_pieces(
 
     with contextlib.ExitStack() as lease:
         local = store.location.folder / prefix if store.location.is_folder else None
-        # While the lease (a lock) is held, a running training does not delete the checkpoint.
+        # The lease is a lock. While it is held, a running training does not delete the checkpoint.
         if local is not None and (local / MANIFEST_NAME).is_file():
             lease.enter_context(reading(local / MANIFEST_NAME))
         folder, manifest = _browse(browse(store, prefix), store, prefix, note)
@@ -178,8 +179,8 @@ def export_pieces(
 def _browse(
     folder: StorePath, store: Store, prefix: str, on_read: OnRead | None = None
 ) -> tuple[StorePath, Manifest | None]:
-    """The files of a checkpoint. If it has a manifest: only the files that the manifest lists, because a stranger may
-    have added others.
+    """The files of a checkpoint, and its manifest. If it has a manifest, the files are only those that the manifest
+    lists, because a stranger may have added others.
 
     Args:
         folder: the folder of the checkpoint, with all its files.
@@ -262,7 +263,8 @@ def _write(model: Sequence[SourceFile], working: Path, counter: ByteCounter) -> 
 
 
 def _check_windows(folder: StorePath, store: Store, prefix: str, manifest: Manifest, used: ReadRanges) -> None:
-    """Compare the parts of files from which the export reads ranges (`used`) with the digests in the manifest."""
+    """Compare parts of files with the digests in the manifest: the parts from which the export reads ranges
+    (`used`)."""
     windows = set(used.parts())
     entries = {entry.path: entry for entry in manifest.files}
     chosen: list[Window] = []

@@ -30,8 +30,9 @@ def dashboard(
         typer.Option(
             metavar="PORT",
             help="The port; 0 for any free port. If you choose a port, first close all pages of an earlier dashboard "
-            "at this port. After that dashboard ended, another user of the machine may have started a program at the "
-            "port, and the pages may have connected to this program.",
+            "at this port, and delete the site data of its address in the browser. When the earlier dashboard had "
+            "ended, another user of the machine may have started a program at the port, and the open pages may have "
+            "loaded a page of this program. Such a page can do everything in the new dashboard that you can do.",
             min=0,
             max=65535,
         ),

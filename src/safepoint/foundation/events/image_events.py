@@ -14,9 +14,9 @@ class Frozen(Event, is_warning=True):
 
     def _sentence(self) -> str:
         return (
-            f"the ranks did not save before the deadline: they are frozen in {printable(self.path)}, "
-            f"{format_bytes(self.size_bytes)}, made in {format_duration(self.frozen_s)}; run the same command again, "
-            "and they go on"
+            f"the ranks did not save before the deadline: they are frozen in the process image "
+            f"{printable(self.path)} ({format_bytes(self.size_bytes)}, made in {format_duration(self.frozen_s)}); to "
+            "restore them, run the same command again"
         )
 
 
@@ -40,7 +40,7 @@ class Thawed(Event):
 
 
 class FrozenOnRequest(Event):
-    """A process image of the ranks was made because `safepoint freeze` has requested it, and was read and checked."""
+    """`safepoint freeze` requested a process image of the ranks. The image was made, read and checked."""
 
     path: str
     size_bytes: int
@@ -48,7 +48,8 @@ class FrozenOnRequest(Event):
 
     def _sentence(self) -> str:
         after = "they run on" if self.is_running else "they have ended, and the next start of the job restores them"
-        return f"the ranks were frozen in {printable(self.path)}, {format_bytes(self.size_bytes)}; {after}"
+        size = format_bytes(self.size_bytes)
+        return f"the ranks were frozen in the process image {printable(self.path)} ({size}); {after}"
 
 
 class ThawedWithoutProgress(Event, is_warning=True):

@@ -69,12 +69,13 @@ class KeySource:
 
     Args:
         fetch: returns the newest keys. It raises OSError, ValueError or configparser.Error when there are none.
-        origin: the name of the source of the keys, for messages.
+        origin: see the attribute.
     """
 
     def __init__(self, fetch: Callable[[], Keys], origin: str) -> None:
         self._fetch = fetch
-        self._origin = origin
+        self.origin = origin
+        """The name of the source of the keys, for messages."""
         self._keys: Keys | None = None
         self._lock = threading.Lock()
 
@@ -124,7 +125,7 @@ class KeySource:
 
     def _no_keys(self, kind: type[StorageError], reason: str) -> StorageError:
         return kind(
-            f"no keys for the object store were obtained from {self._origin}: {reason}",
+            f"no keys for the object store were obtained from {self.origin}: {reason}",
             hint="renew the keys there, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         )
 

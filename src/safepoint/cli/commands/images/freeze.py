@@ -69,12 +69,12 @@ def freeze(
     suspended: `safepoint thaw` continues the job in the middle of a step. `safepoint resume` does the same if the
     image can be used and is newer than all checkpoints. Otherwise the job continues from its newest checkpoint.
 
-    The image holds the memory of the processes, with all passwords in it. If the image is in a folder, only root can
-    read the image. The image is authenticated with your own key, or with the key in --key, so that `safepoint thaw`
-    detects every change. An image can use pages of older images in the same location instead of storing them again.
-    `safepoint images show` names the images that an image needs: keep them. If the freeze fails, the processes
-    continue to run, and there is no image. If another command changes the job during the freeze, or if the job ends,
-    the image is kept.
+    The image contains the memory of the processes, with all passwords in this memory. If the image is in a folder,
+    only root can read the image. The image is authenticated with your own key, or with the key in --key, so that
+    `safepoint thaw` detects every change. An image can use pages of older images in the same location instead of
+    storing them again. `safepoint images show` names the images that an image needs: keep them. If the freeze fails,
+    the processes continue to run, and there is no image. If another command changes the job during the freeze, or if
+    the job ends, the image is kept.
 
     A job of a cluster can be frozen if it was submitted with --freeze-as-last-resort. Its pod makes the image in the
     output location, and `safepoint resume` continues the job from this image in another pod.
@@ -100,7 +100,7 @@ def freeze(
 
     criu = find_criu()
     require_packages()
-    # Not at the top, here and below: without numpy, this module must still be importable.
+    # The imports are here and below, and not at the top: the module must be importable without numpy.
     from safepoint.jobs.local.images.job_images import freeze_job, images_folder
     from safepoint.jobs.local.images.last_resort import carried_folders
     from safepoint.transparent.freeze import freeze_trees
@@ -165,8 +165,9 @@ def _freeze_on_cluster(
     Args:
         place: the jobs of the cluster.
         name: the job.
-        local: the options that have an effect on this machine only.
-        leave_running: whether the job runs on.
+        local: the options that have an effect only for a job on this machine. If one of them was given, it is
+            refused.
+        leave_running: whether the job continues to run.
         shown: the options that name the cluster, for the command that the output suggests.
         as_json: see `print_answer`.
     """
@@ -194,7 +195,8 @@ def _freeze_on_cluster(
 def _thaw_on_cluster(
     place: JobPlace[Any], name: str, local: Mapping[str, object], *, shown: str, as_json: bool
 ) -> None:
-    """Let the next pod of a job of a cluster restore its image. The arguments are those of `_freeze_on_cluster`."""
+    """Let the next pod of a job of a cluster restore the image of the job. For the arguments, see
+    `_freeze_on_cluster`."""
     jobs = _of_cluster(place, local)
     job, image = jobs.thaw(name)
     document = {"image": image.path, "job": job.name, "state": str(job.state), "program": image.program}
@@ -227,9 +229,10 @@ def thaw(
 ) -> None:
     """Restore the frozen processes of a job or of an image, and let them continue.
 
-    If the processes of a job make no progress, they are ended, and the job continues from its newest checkpoint.
+    If the restored processes of a job make no progress, they are ended, and the job continues from its newest
+    checkpoint.
 
-    The whole image is checked first. The restored program runs with your rights. So the command accepts only images
+    The whole image is checked first. A restored program runs with your rights. So the command accepts only images
     that were made with your own key. With --key, it accepts only images that were made with the key in FILE. With
     --trust, it also restores other images: use --trust only for images of people whom you trust. If a process number
     in the image is in use on this machine, the processes are restored in a new PID namespace.

@@ -146,7 +146,8 @@ def cost(
         return
     if on is not None or namespace is not None:
         raise UsageError(
-            "--on and --namespace say where the job of --for is, but --for is not given", hint="add --for JOB"
+            "--on and --namespace have no effect without --for: they say where the job of --for is",
+            hint="add --for JOB",
         )
     check_shares(announced, ranks_only)
     if not announced:

@@ -86,10 +86,11 @@ def interval(
 ) -> None:
     """Compute the best time between two checkpoints.
 
-    The answer also has the time that is lost with other intervals. Times have a unit: s, m, h or d. The best interval
-    is exact if interruptions come at random with a constant rate. An announced interruption loses no work. An
-    interruption that ends training processes only (--ranks-only) loses the work since the newest snapshot in memory.
-    Any other interruption loses the work since the newest complete checkpoint.
+    The table shows the time that is lost with other intervals, and how much more that is than with the best interval.
+    Times have a unit: s, m, h or d. The best interval is exact if interruptions come at random with a constant rate.
+    An announced interruption loses no work. An interruption that ends training processes only (--ranks-only) loses
+    the work since the newest snapshot in memory. Any other interruption loses the work since the newest complete
+    checkpoint.
 
     Exit codes: 0 the plan is printed; 2 an option is invalid, or the interruptions leave no time for productive work;
     13 the picture cannot be written.
@@ -209,11 +210,11 @@ def _lines(document: dict[str, Any], rows: list[dict[str, float]], inputs: str) 
         ]
         for row in rows
     ]
-    return [*aligned(pages), "", *table(("INTERVAL", "TIME LOST", "MORE THAN AT BEST"), cells)]
+    return [*aligned(pages), "", *table(("INTERVAL", "TIME LOST", "EXTRA TIME LOST"), cells)]
 
 
 def _picture(best_s: float, middle_s: float, times: SaveTimes, interruptions: Interruptions) -> str:
-    """A picture of the loss, by the interval.
+    """A picture of the lost time, as a share of all time, for each interval between checkpoints.
 
     The longest interval is ten times the middle interval. The shortest interval is a tenth of the middle interval, or
     the shortest possible interval if that is longer.

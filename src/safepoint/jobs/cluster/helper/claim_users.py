@@ -1,4 +1,4 @@
-"""Finds what a helper needs: its claims (volumes), the node where they are in use, and a container image with Python.
+"""Finds what a helper needs: its claims (volumes), the node on which it has to run, and an image with Python.
 
 A helper is a short-lived Kubernetes Job that runs one command of Safepoint.
 """
@@ -56,15 +56,15 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
 
 
 def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[Any]]:
-    """Find the node on which the helper has to run. If only one node may mount a claim, and a pod uses the claim now,
-    the helper has to run on the node of that pod.
+    """Find the node on which the helper has to run. If only one node can mount a claim, and a pod uses the claim now,
+    the helper has to run on the node of this pod.
 
     Returns:
-        The node, and the tolerations of the pods that use such claims. The node is None if no pod uses such a claim.
+        The node, and the tolerations of the pods that use such claims. If no pod uses such a claim, the node is None.
     """
     bound: dict[str, tuple[str, str]] = {}
     tolerations: list[Any] = []
-    alone = [claim for claim in claims if "ReadWriteMany" not in items(claim, "spec", "accessModes")]
+    alone = [claim for claim in claims if _is_for_one_node(claim)]
     pods: list[Object] = []
     if alone:
         with contextlib.suppress(AccessDeniedError):
@@ -84,10 +84,20 @@ def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[An
     if len(bound) > 1:
         users = " and ".join(f"{claim} by pod {pod} on node {node}" for node, (claim, pod) in bound.items())
         raise ConflictError(
-            f"claims that only one node may mount are in use on different nodes: {users}; nothing was done",
+            f"claims that only one node can mount are in use on different nodes: {users}; nothing was done",
             hint="try again when one of these pods has ended",
         )
     return next(iter(bound), None), tolerations
+
+
+def _is_for_one_node(claim: Object) -> bool:
+    """Whether a pod on another node may be unable to mount a claim that a pod uses.
+
+    The mode `ReadWriteMany` lets several nodes mount the claim. `ReadOnlyMany` does the same if it is the only mode.
+    If the claim has another mode as well, a pod may have mounted it for writing, and then no other node can.
+    """
+    modes = set(items(claim, "spec", "accessModes"))
+    return "ReadWriteMany" not in modes and modes != {"ReadOnlyMany"}
 
 
 def claims_in(value: Any) -> Iterator[str]:
@@ -128,7 +138,7 @@ def find_secret_keys(api: ClusterApi, connection: str | None) -> tuple[str, ...]
 
 
 def _image_for(api: ClusterApi, request: HelperRequest) -> tuple[Object, Object, str, str]:
-    """Find an image for the helper, and the pod that the image was made for.
+    """Find an image for the helper, and the specification of a pod in which this image is used.
 
     Returns:
         The specification of a pod of a job or a runtime, its container that trains, the image, and where the image

@@ -212,10 +212,10 @@ def _pod_of(api: ClusterApi, job: Object) -> Object | None:
 
 
 def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory: str) -> Ending:
-    """Pass the output in the pod's log to `receive`, and return how the command ended.
+    """Pass the command's output in the pod's log to `receive`, and return the result of the command.
 
     Raises:
-        SafepointError: the pod has ended before it sent how the command ended, or the answer cannot be read.
+        SafepointError: the pod has ended before it reported the result of the command, or the answer cannot be read.
     """
     said: deque[str] = deque(maxlen=_MOST_LINES)
     num_read = num_characters = 0

@@ -19,7 +19,7 @@ from lightkube.core.exceptions import ConfigError
 from safepoint.foundation.shared_folders.ownership import open_trusted
 
 _MOST_BYTES = 4 << 20
-"""The size limit of a file. A file with all certificate authorities of a machine has about a quarter of this size."""
+"""The size limit of a file. A file with all certificate authorities of a machine is about a quarter as large."""
 
 
 def read_login_file(path: str) -> bytes:
@@ -40,7 +40,8 @@ def read_login_file(path: str) -> bytes:
 
 
 def without_files(config: SingleConfig) -> SingleConfig:
-    """The configuration with the content of the certificate authority's file, and without the client's certificate.
+    """The configuration with the content of the certificate authority's file in place of the path of this file, and
+    without the client's certificate.
 
     As in kubectl, content in the kubeconfig takes precedence over a file.
     """
@@ -69,10 +70,11 @@ def add_certificate(context: ssl.SSLContext, config: SingleConfig) -> None:
 
 @contextlib.contextmanager
 def _in_memory(data: bytes) -> Generator[str]:
-    """Yield the path of a file in memory with this content, because OpenSSL reads only files.
+    """Yield the path of a file in memory with this content. OpenSSL needs a path: it reads a certificate only from a
+    file.
 
-    The file is not in the temporary folder, because another user might replace a folder of this process there, and
-    get the key.
+    The file is not in the temporary folder: another user might replace a folder of this process there, and then read
+    the key.
     """
     with os.fdopen(os.memfd_create("safepoint-login", os.MFD_CLOEXEC), "wb") as file:
         file.write(data)

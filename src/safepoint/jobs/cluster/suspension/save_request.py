@@ -31,5 +31,5 @@ def request_save(api: ClusterApi, job: ClusterJob, seen: Observed, *, within_s: 
     pod, answer = ask_first_pod(api, seen, _MODULE, limit_s=limit_s)
     receipt = receipt_of(at(answer, "receipt"), output=job.output, was_requested=True)
     if receipt is None:
-        raise SafepointError(f"pod {pod} gave no receipt")
+        raise SafepointError(f"pod {pod} did not report which checkpoint it saved")
     return receipt

@@ -1,4 +1,5 @@
-"""Reads the output of one container in a thread, and continues where an earlier stream of this container has ended.
+"""Reads the output of each container in a thread. A new stream continues where the last stream of the container
+ended.
 
 The API server ends a stream without an error when its connection to the node breaks. So the end of a stream does not
 mean that the container has ended.
@@ -25,7 +26,8 @@ faster than they are shown."""
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a pod's container: the uid of the pod, and how many times the container had restarted before."""
+    """One start of a pod's container: the uid of the pod, and the number of restarts of the container before this
+    start."""
 
     pod: str
     restarts: int
@@ -42,7 +44,7 @@ class StreamEnd:
 
     Args:
         start: the start of the container whose output the stream had.
-        is_complete: whether the stream had all output of this start, and no more output can follow.
+        is_complete: whether the stream had all output of this start, so that no more output can follow.
         error: why the stream ended early; None if it ended without an error.
     """
 
@@ -52,8 +54,8 @@ class StreamEnd:
 
 
 class Position:
-    """How far the output of a container was read: the time of the last line, how many lines have this time, and how
-    many characters of the last line were read."""
+    """How far the output of a container was read: the time of the last line, the number of lines with this time, and
+    the number of characters of the last line that were read."""
 
     def __init__(self) -> None:
         self.time = ""
@@ -63,12 +65,12 @@ class Position:
     def new_lines(self, lines: Iterator[str]) -> Iterator[str]:
         """Yield the texts of the lines that were not read before. Each line begins with its time and a space.
 
-        The API server takes times in whole seconds. So it sends the lines from the last second again. A very long
-        line arrives in several parts, and only the first part begins with a time. If the last stream ended within a
-        line, only the rest of this line is new.
+        The API server takes the time at which a stream begins in whole seconds. So it sends all lines from the second
+        of the last line again. A very long line arrives in several parts, and only the first part begins with a time.
+        If the last stream ended within a line, only the rest of this line is new.
         """
         before, num_before, num_read = self.time, self._num_at_time, self._num_read
-        num_old: float = 0  # how many of the next characters of the same line were read before
+        num_old: float = 0  # the number of characters to skip in the rest of the current line: they were read before
         for line in lines:
             time, space, text = line.partition(" ")
             is_new = False
@@ -112,7 +114,7 @@ class LogStreams:
         """The starts whose streams are open."""
 
     def begin(self, pod: Object, start: Start) -> None:
-        """Open a stream of the output of a container. The stream begins where the last stream of this output has
+        """Open a stream of the output of a container. The stream begins where the last stream of this output
         ended."""
         self.open.add(start)
         threading.Thread(target=self._read, args=(pod, start), name="safepoint-logs", daemon=True).start()

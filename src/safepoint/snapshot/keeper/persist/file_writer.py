@@ -1,9 +1,12 @@
-"""Writes the images of checkpoint files (the bytes of files, in memory) to durable files, on two threads.
+"""Writes the images of checkpoint files (the bytes of files, in memory) to durable files.
 
-One thread computes the checksums and the digest, the other writes. Both process the bytes that have already been
-copied into the image (`Source.available`), so they begin before the copying has ended. Writes bypass the page cache
-where the file system allows that: a checkpoint is not read again soon, and would displace the training's data from
-the cache.
+Large files are written one after the other, with two threads for each file: one computes the checksums and the
+digest, and the other writes. Both process the bytes that have already been copied into the image
+(`Source.available`), so they begin before the copying has ended. Where the file system allows it, these writes bypass
+the page cache: a checkpoint is not read again soon, and would displace the training's data from the cache.
+
+Small files are written by a pool of threads at the same time. A thread begins to write a file when the image of the
+file is complete.
 """
 
 import errno
@@ -25,7 +28,7 @@ from safepoint.snapshot.images.torch_archive import Archive, records_of
 from safepoint.snapshot.memory.block import PAGE_BYTES, SMALL_BYTES, Block
 
 STAGED = 1 << 62
-"""The result of `Source.available` when the rank has staged its part (has copied all its files into memory)."""
+"""The result of `Source.available` when the rank has staged its part: it has copied all its files into memory."""
 _WRITE_BYTES = 4 << 20
 _POLL_S = 0.0005
 _NUM_SMALL_WRITERS = 8
@@ -47,8 +50,8 @@ class Source:
         size_bytes: the size of the file.
         archives: see `Image`.
         has_block_alone: whether the block holds this file and nothing else.
-        available: returns how many bytes of the block are copied so far, or STAGED; raises GivenUpError when no more
-            will follow.
+        available: returns how many bytes of the block have been copied so far, or STAGED. It raises GivenUpError if
+            no more bytes will be copied.
     """
 
     path: str
@@ -83,22 +86,24 @@ class Source:
 
 
 def write_files(sources: list[Source], folder: Path) -> list[FileEntry]:
-    """Write all files into `folder` and fsync them; the commit fsyncs the folders.
+    """Write all files into `folder`, and fsync the files. The commit fsyncs the folders.
 
     Args:
-        sources: the files, each with another path; `merge` ensures that.
-        folder: where they are written.
+        sources: the files. No two of them have the same path; the caller has to ensure that, for example with
+            `merge`.
+        folder: the folder in which the files are written.
 
     Raises:
         GivenUpError: an image will not be complete.
-        OSError: the disk is full, gone, or read-only.
+        OSError: a file cannot be written, for example because the disk is full, has failed or is read-only.
     """
     for source in sources:
         no_links.make_folders((folder / source.path).parent)
     small = [source for source in sources if source.size_bytes < SMALL_BYTES]
     large = [source for source in sources if source.size_bytes >= SMALL_BYTES]
     with ThreadPoolExecutor(_NUM_SMALL_WRITERS, "safepoint-small-files") as pool:
-        # A thread in fsync only waits for the disk, so eight calls at once take about as long as one.
+        # During an fsync, a thread only waits for the disk. So eight calls at the same time take about as long as
+        # one.
         waiting = [pool.submit(_write_small, source, folder / source.path) for source in small]
         entries = [_write_large(source, folder / source.path) for source in large]
         entries += [result.result() for result in waiting]
@@ -139,7 +144,8 @@ def _write_large(source: Source, target: Path) -> FileEntry:
 
 
 class _Writer:
-    """A file that is being written. The page cache is bypassed as long as that is possible."""
+    """A file that is being written. Its writes bypass the page cache as long as the file system and the place of
+    the image in memory allow that."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -194,7 +200,8 @@ class _Writer:
 
 
 class Preparing:
-    """Reads an image once, while it is filled, and computes the checksums of its archives and the file's digest.
+    """Reads an image once while it is being filled, and computes the checksums of its archives and the digest of the
+    file.
 
     Args:
         source: the image.
@@ -209,7 +216,7 @@ class Preparing:
         self._digesting = FileDigester()
 
     def run(self) -> None:
-        """Compute the checksums and the digest; the body of the thread."""
+        """Compute the checksums and the digest. This method is the body of the thread."""
         try:
             for start, length in _steps(self._source):
                 if self._is_stopped:
@@ -227,7 +234,7 @@ class Preparing:
             self._changed.notify_all()
 
     def wait_for(self, end: int) -> int:
-        """Wait until `end` bytes are final; returns how many bytes are final.
+        """Wait until the first `end` bytes are final. Returns how many bytes are final.
 
         Raises:
             GivenUpError: the bytes will not be copied.
@@ -248,7 +255,8 @@ class Preparing:
 
 
 def digest_source(source: Source) -> FileEntry:
-    """Compute the manifest's entry for a complete image. Fills in the checksums in memory, and writes no file."""
+    """The entry of a complete image for the manifest. The checksums are filled in in memory, and no file is
+    written."""
     preparing = Preparing(source)
     preparing.run()
     preparing.wait_for(source.size_bytes)

@@ -1,7 +1,8 @@
 """Checks the counts of Lightning's loops: their types, and whether they contradict the manifest.
 
-Lightning ends a training by these counts. If a checkpoint states a later step or epoch than its manifest, the
-training would end at once or early, with exit code 0, as if it were complete.
+Lightning ends a training when these counts reach the limits of the script. If the counts in a checkpoint are of a
+later step or epoch than its manifest states, the training would end at once or early, with exit code 0, as if it were
+complete.
 """
 
 from collections.abc import Mapping
@@ -13,9 +14,9 @@ from safepoint.foundation.field_types import MOST_COUNT
 from safepoint.training.plain.data.position import Position
 
 _COUNTS = {"total", "current", "_batches_that_stepped"}
-"""The entries in the state of a loop that are counts, or contain counts."""
+"""The names of the entries in the state of a loop that are counts, or contain counts."""
 _EVENTS = {"ready", "started", "processed", "completed"}
-"""The counts that a loop can have of an event."""
+"""What happens to a batch, an epoch or an optimizer step. A loop counts how often each of these events happened."""
 _FLAG = "is_last_batch"
 
 
@@ -27,13 +28,14 @@ def check_counts(state: Any, *, are_counts: bool = False) -> None:
         are_counts: whether all values in `state` are counts.
 
     Raises:
-        ValueError: a count is not a whole number, or is too large.
+        ValueError: a count has an unknown name, is not a whole number, is negative or is too large; or the flag
+            `is_last_batch` is not a bool.
     """
     if isinstance(state, dict):
         for name, value in cast("dict[Any, Any]", state).items():
-            # Lightning makes an attribute of each entry. An entry with another name could hide a method.
+            # Lightning sets an attribute for each entry. An entry with an unknown name could replace a method.
             if are_counts and name not in _EVENTS:
-                raise ValueError(f"a loop has no count {name!r:.80}")
+                raise ValueError(f"a loop has an unknown count {name!r:.80}")
             if name == _FLAG and type(value) is not bool:
                 raise ValueError(f"{_FLAG!r} of a loop is {value!r:.80}")
             check_counts(value, are_counts=are_counts or name in _COUNTS)
@@ -43,16 +45,17 @@ def check_counts(state: Any, *, are_counts: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """How far the loops of a Trainer are.
+    """How far the loops of a Trainer have come.
 
     Args:
-        epochs: epochs done.
-        automatic_steps: optimizer steps that Lightning did by itself.
-        manual_steps: optimizer steps that the script did, with manual optimization.
-        batches: the counts of batches in the running epoch, by event. After the end of an epoch, those of this epoch.
-        all_batches: the counts of batches in all epochs, by event.
-        batches_that_stepped: batches with an optimizer step, the steps of loggers.
-        is_last_batch: whether the last batch was the last one of its epoch.
+        epochs: the number of complete epochs.
+        automatic_steps: the number of optimizer steps that Lightning has made by itself (automatic optimization).
+        manual_steps: the number of optimizer steps that the script has made (manual optimization).
+        batches: for each event, the number of batches in the current epoch. Between two epochs, this is the epoch
+            that has ended.
+        all_batches: for each event, the number of batches in all epochs together.
+        batches_that_stepped: the number of batches with an optimizer step. Loggers use this number as their step.
+        is_last_batch: whether the newest batch was the last batch of its epoch.
     """
 
     epochs: int
@@ -65,15 +68,15 @@ class Reached:
 
     @property
     def most_steps(self) -> int:
-        """Optimizer steps, of either kind."""
+        """The larger of the two numbers of optimizer steps. A Trainer makes only one kind of steps."""
         return max(self.automatic_steps, self.manual_steps)
 
 
 def reached(fit_loop: Any) -> Reached:
-    """Read how far a Trainer is.
+    """Read how far the loops of a Trainer have come.
 
     Args:
-        fit_loop: the state of Lightning's `fit_loop`. Its counts have been checked with `check_counts`.
+        fit_loop: the state of Lightning's `fit_loop`. `check_counts` has accepted its counts.
 
     Raises:
         ValueError: a count is missing, or the counts of epochs contradict each other.
@@ -101,19 +104,19 @@ def reached(fit_loop: Any) -> Reached:
 def contradiction_of(
     found: Reached, manifest: Manifest, position: Position, *, is_automatic: bool, accumulation: int
 ) -> str:
-    """How the counts of a Trainer contradict the manifest of their checkpoint; empty if they do not.
+    """How the counts of a Trainer contradict the manifest of the same checkpoint; empty if they do not contradict it.
 
     Args:
         found: the counts.
         manifest: the manifest of the checkpoint.
         position: the position in the data, from the same checkpoint.
-        is_automatic: whether Lightning does the optimizer steps.
-        accumulation: the least number of batches in an optimizer step of the script.
+        is_automatic: whether Lightning makes the optimizer steps, and not the script.
+        accumulation: the smallest number of batches for which the script makes one optimizer step.
     """
     if found.epochs != position.epoch or not position.epoch <= manifest.epoch <= position.epoch + 1:
         return f"its loops have done {found.epochs} epochs, and the manifest says epoch {manifest.epoch:g}"
     steps, batches = (found.automatic_steps if is_automatic else found.manual_steps), position.batches
-    # With manual optimization, a batch may have several steps.
+    # With manual optimization, a script may make several steps for one batch. So there is no limit.
     most = _most_steps(manifest, position, accumulation) if is_automatic else MOST_COUNT
     if not manifest.step <= steps <= most:
         return f"its loops have done {steps} optimizer steps, and the manifest says step {manifest.step}"
@@ -130,10 +133,12 @@ def contradiction_of(
 
 
 def _most_steps(manifest: Manifest, position: Position, accumulation: int) -> int:
-    """The most optimizer steps that the Trainer of a checkpoint can have done.
+    """The largest number of optimizer steps that the loops of a checkpoint can have counted.
 
-    Usually this is the step of the manifest. But a run may have started from a checkpoint of Lightning. Then it
-    also counts the steps before. All these steps took batches, and the manifest counts the samples of all epochs.
+    Usually, this number is the step in the manifest. But if a run started from a checkpoint that Lightning wrote, its
+    loops have also counted the steps before that checkpoint, and the step in the manifest is smaller. These steps
+    took batches, too. The manifest has the number of samples of all epochs, from which the number of all batches
+    follows. So the loops can have counted at most one step for each `accumulation` batches, in each epoch.
     """
     in_batch = max(1, manifest.global_batch // manifest.gradient_accumulation)
     in_epoch = (manifest.samples_seen // in_batch - position.batches) // max(1, position.epoch)

@@ -71,6 +71,18 @@ def test_a_claim_that_one_node_mounts_is_read_on_that_node() -> None:
     assert basis(pods=[pod("a")]).node is None  # any node may mount it
 
 
+def test_a_claim_that_is_only_read_is_read_on_any_node() -> None:
+    """Two such claims may be in use on two nodes. With another mode, a pod may have mounted the claim for writing."""
+    read = claim("ReadOnlyMany")
+    assert basis(persistentvolumeclaims=[read], pods=[pod("a")]).node is None
+    both = HelperRequest(arguments=("x",), claims=("ckpt", "data"), is_read_only=True)
+    claims = [read, {**read, "metadata": {"name": "data"}}]
+    pods = [pod("a"), pod("b", claim="data")]
+    assert basis(persistentvolumeclaims=claims, pods=pods, request=both).node is None
+    mixed = claim("ReadWriteOnce", "ReadOnlyMany")
+    assert basis(persistentvolumeclaims=[mixed], pods=[pod("a")]).node == "a"
+
+
 def test_a_claim_that_one_pod_mounts_is_in_use() -> None:
     with pytest.raises(ConflictError, match="pod on-a uses it"):
         basis(persistentvolumeclaims=[claim("ReadWriteOncePod")], pods=[pod("a")])
