@@ -262,7 +262,7 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
     if interval_s >= history.trained_s:
         notes.append(
             f"--interval ({time_text(interval_s)}) is not shorter than the training "
-            f"({time_text(history.trained_s)}): the policy that the job is compared with makes no save"
+            f"({time_text(history.trained_s)}): with this interval, the training would have made no periodic save"
         )
     document: dict[str, Any] = {
         **cost_document(name, history, price=price, interval_s=interval_s),
