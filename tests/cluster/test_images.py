@@ -171,6 +171,29 @@ def test_an_image_with_the_address_of_its_pod_is_not_restored(
     assert_same_run(team.folder / "tiny", undisturbed(1, EPOCHS))
 
 
+def test_a_pod_that_cannot_save_is_frozen_at_its_deadline(
+    team: Workspace, undisturbed: Callable[[int, int], Path]
+) -> None:
+    """A step that lasts longer than the grace period: `suspend` leaves an image, and `resume` continues this step."""
+    with_criu(team)
+    late = ("--out", OUT, "--epochs", str(EPOCHS), "--slow-from", "4", "--step-ms", "60000", "--hurry", f"{OUT}/go")
+    submit(team, "tiny", "--freeze-as-last-resort", "--grace", "30", *ONE_POD, program=late)
+    wait(team, "tiny", trains_at(4))
+    done = safepoint("suspend", *ON, team.namespace, "--json", "tiny")
+    assert done.code == 0, done.stdout + done.stderr
+    image = f"pvc://{CLAIM}/tiny/images/image-1"
+    assert (done.document["state"], done.document["image"]) == ("Suspended", image), done.document
+    assert team.steps("tiny") == []
+    (team.folder / "tiny" / "go").touch()
+    assert safepoint("resume", *ON, team.namespace, "tiny").code == 0
+    wait(team, "tiny", has_thawed(team, 1), 180)
+    # The request to stop is still valid in the restored processes: they save when their step has ended.
+    wait(team, "tiny", lambda job: job["state"] == "Complete", 300)
+    assert read_events(team.folder / "tiny", "thawed")
+    assert [event["step"] for event in read_events(team.folder / "tiny", "resumed")] == [5]
+    assert_same_run(team.folder / "tiny", undisturbed(1, EPOCHS))
+
+
 def test_several_pods_are_refused(team: Workspace) -> None:
     """Before anything is created."""
     output = ("--output-dir", f"pvc://{CLAIM}/tiny")
