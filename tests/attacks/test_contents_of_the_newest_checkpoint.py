@@ -14,10 +14,14 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
+from typer.testing import CliRunner
 
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_STEP
+from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import ForbiddenNameError
-from safepoint.errors import CheckpointError, NothingValidError
+from safepoint.cli.commands.checkpoints import app
+from safepoint.errors import CheckpointError, ManifestError, NothingValidError, SafepointError
 from safepoint.foundation.events.run_events import CheckpointRejected
 from safepoint.foundation.events.stream import Event
 from safepoint.settings.run_settings import RunSettings
@@ -26,7 +30,7 @@ from safepoint.training.start.choose import CheckpointChooser
 from safepoint.training.start.copies import Examine
 from safepoint.training.start.first_start import FirstStart
 from safepoint.training.start.folders import Folders
-from tests.support.checkpoints import commit, prepared
+from tests.support.checkpoints import commit, prepared, sealed
 from tests.support.ranks import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
@@ -205,3 +209,36 @@ def test_files_of_a_trainer(output: OutputFolder, file: str, content: bytes) -> 
     points, rejected = _resume(output, lambda peers: lambda point: contradiction_in(point, peers))
     assert points == [10, 10]
     assert file in rejected[0].reason
+
+
+# ---- steps after which no step can be saved ----------------------------------------------------------------------
+
+
+def _at_step(output: OutputFolder, step: int) -> None:
+    """Make a checkpoint of step 20 one of `step`, as a person can who may write to the folder."""
+    folder = commit(output, 20)
+    record = json.loads((folder / MANIFEST_NAME).read_bytes())
+    (folder / MANIFEST_NAME).write_bytes(sealed({**record, "step": step}))
+    folder.rename(output.root / f"checkpoint-{step}")
+
+
+@pytest.mark.parametrize("step", [MAX_STEP - 1, MAX_STEP, MAX_STEP + 1, 10**18 - 1, 1 << 63])
+def test_highest_steps(output: OutputFolder, step: int) -> None:
+    """A run passes the checkpoint over. Commands call it damaged if its manifest states a higher step than 10^15. A
+    number of more than 18 digits is no name of a checkpoint."""
+    commit(output, 10)
+    _at_step(output, step)
+    assert read_manifest(output.root / "checkpoint-10").step == 10
+    if step > MAX_STEP:
+        with pytest.raises(ManifestError, match=f"step {step} must be from 0 to {MAX_STEP}"):
+            read_manifest(output.root / f"checkpoint-{step}")
+    is_checkpoint = step < 10**18
+    for command, text in (("list", "damaged"), ("verify", f"step {step} must be from 0 to {MAX_STEP}")):
+        result = CliRunner().invoke(app, [command, str(output.root)])
+        assert result.exception is None or isinstance(result.exception, SafepointError | SystemExit)
+        assert (text in result.stdout) == (is_checkpoint and step > MAX_STEP)
+    points, rejected = _resume(output)
+    assert points == [10, 10]
+    assert len(rejected) == int(is_checkpoint)
+    assert all(str(step) in event.reason and str(MAX_STEP) in event.reason for event in rejected)
+    assert output.steps() == [10]

@@ -9,12 +9,16 @@ metadata or the file of a rank name a forbidden function or class, the run ends,
 user's own, which the user has to allow.
 """
 
+from safepoint.checkpoint.format.manifest import MAX_STEP
 from safepoint.checkpoint.pickles.loading import ForbiddenNameError
 from safepoint.errors import CheckpointError
 from safepoint.training.collective.collective_wait import long_on_all_ranks
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.copies import Examine, ResumePoint
 from safepoint.training.state.data_only import check_descriptions
+
+_MOST_STEPS_RESUMED = MAX_STEP - 10**12
+"""The highest step to resume from, so that later steps can be saved."""
 
 
 def with_content(examine: Examine, peers: Peers) -> Examine:
@@ -28,6 +32,12 @@ def with_content(examine: Examine, peers: Peers) -> Examine:
     """
 
     def check(point: ResumePoint) -> None:
+        step = point.manifest.step
+        if step > _MOST_STEPS_RESUMED:
+            raise CheckpointError(
+                f"it states step {step}, and a run resumes from step {_MOST_STEPS_RESUMED} at most, because no step "
+                f"after {MAX_STEP} can be saved"
+            )
         if peers.place.is_first:
             check_descriptions(point.path, [entry.path for entry in point.manifest.files])
 
