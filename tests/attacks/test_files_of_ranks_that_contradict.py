@@ -245,10 +245,16 @@ def test_a_named_checkpoint_is_refused(output: OutputFolder) -> None:
     "broken", [{"position": 5}, {"position": {"epoch": -1}}, {}, 5, {"position": {}, "step": []}]
 )
 def test_a_file_without_a_position_is_refused_by_all(output: OutputFolder, broken: Any) -> None:
+    """The checkpoint before is taken; without one, the run ends with exit code 14."""
     write(output, 20, _at(1, 5), broken)
-    found, _ = resume(output, of(in_session))
-    assert {type(one) for one in found} == {CheckpointError}
-    assert all("rank_1.pt could not be loaded" in str(one) for one in found)
+    found, events = resume(output, of(in_session))
+    assert {type(one) for one in found} == {NothingValidError}
+    write(output, 10, *[_at(1, 0, step=10)] * 2)
+    points, more = resume(output, of(in_session))
+    assert points == [10, 10]
+    rejected = [event for event in [*events, *more] if isinstance(event, CheckpointRejected)]
+    assert len(rejected) == 2
+    assert all("rank_1.pt could not be loaded" in event.reason for event in rejected)
 
 
 def test_what_a_loop_counts() -> None:
@@ -271,7 +277,7 @@ def in_trainer(peers: Any) -> Examine:
 
 def write_states(output: OutputFolder, step: int, states: Sequence[RankState | None]) -> None:
     folder = output.root / "rank"
-    files: dict[int, dict[str, bytes]] = {0: {"model.safetensors": b"weights"}}
+    files: dict[int, dict[str, bytes]] = {0: {"weights": b"weights"}}
     folder.mkdir()
     for rank, state in enumerate(states):
         if state is not None:

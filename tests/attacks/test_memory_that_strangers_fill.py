@@ -6,6 +6,7 @@ A request with 260,000 short header lines took 17 MB. So 64 connections took 1.1
 import contextlib
 import http.client
 import re
+import select
 import socket
 import ssl
 import struct
@@ -23,7 +24,7 @@ from tests.support.patience import PATIENCE
 _MOST_MB = 100
 """The limit of the memory that strangers may fill. Without limits, most of the attacks below take several times as
 much."""
-_MOST_MB_WITH_TLS = 250
+_MOST_MB_WITH_TLS = {"silent": 100, "not complete": 240, "no handshake": 100}
 _NUM_CONNECTIONS = 64
 _RESET = struct.pack("ii", 1, 0)
 _START = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
@@ -164,8 +165,20 @@ def test_connections_that_are_reset(home: Path) -> None:
             send(server, ATTACKS["a long header"], then_reset=True)
 
 
-def test_many_handshakes(home: Path) -> None:
-    """TLS takes at least 256 KiB of memory for each connection."""
+_HELLO = b"\x01\x01\xff\xff\x03\x03" + b"a" * (1 << 17)
+"""The beginning of a ClientHello of 128 KiB. OpenSSL keeps a message of this size until it is complete."""
+HANDSHAKES = {
+    "silent": b"",
+    "not complete": b"".join(
+        b"\x16\x03\x01\x40\x00" + _HELLO[begin : begin + (1 << 14)] for begin in range(0, 1 << 17, 1 << 14)
+    ),
+    "no handshake": b"b" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("kind", HANDSHAKES)
+def test_many_handshakes(kind: str, home: Path) -> None:
+    """asyncio makes a buffer for each connection with TLS. It took 256 KiB, and 1,500 connections took 142 MB."""
     folder = make_certificates(home)
     pem = str(folder / "server.pem")
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
@@ -175,13 +188,19 @@ def test_many_handshakes(home: Path) -> None:
             one = opened.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", server.port))
+            if HANDSHAKES[kind]:
+                poll = select.poll()
+                poll.register(one, select.POLLOUT)
+                poll.poll(1000)
+                with contextlib.suppress(OSError):
+                    one.send(HANDSHAKES[kind])
         # The flood is of the same user, so it may also end a connection of the visitor, who then tries again.
         deadline_s = time.monotonic() + 60 * PATIENCE
         while not _is_answered(server.port, context):
             assert time.monotonic() < deadline_s, "no visitor is answered"
         taken_mb = memory_mb(server) - before_mb
         print(f"peak of the dashboard: {taken_mb} MB more than {before_mb} MB")
-        assert taken_mb < _MOST_MB_WITH_TLS
+        assert taken_mb < _MOST_MB_WITH_TLS[kind]
 
 
 def _is_answered(port: int, context: ssl.SSLContext) -> bool:

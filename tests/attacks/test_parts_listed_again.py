@@ -32,7 +32,7 @@ from safepoint.storage.location import parse_location
 from safepoint.storage.opening import open_store
 from safepoint.training.state.data_only import only_data
 from tests.support.checkpoints import reseal
-from tests.support.jobs import no_orphans, safepoint
+from tests.support.jobs import committed_steps, no_orphans, safepoint
 
 _PROGRAMS = Path(__file__).parent.parent / "programs"
 
@@ -144,24 +144,30 @@ def _examined(folder: ReadablePath) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
-def test_a_resume_does_not_use_it(tmp_path: Path) -> None:
-    """The first half of a sharded weight is listed twice, and the second half is not listed."""
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_resume_does_not_use_it(tmp_path: Path, *, is_alone: bool) -> None:
+    """The first half of a sharded weight is listed twice, and the second half is not listed. The run resumes from the
+    checkpoint before, if there is one."""
     output = tmp_path / "run"
     program = [str(_PROGRAMS / "shards.py"), "--kind", "fsdp", "--step-ms", "0", "--out", str(output)]
     saves = ("--nproc-per-node", "1", "--save-strategy", "steps", "--save-steps", "2")
     job = safepoint(output, *saves, program=program)
     with no_orphans(job):
         assert job.wait(200) == ExitCode.OK, job.text
-    for folder in sorted(output.glob("checkpoint-*"))[1:]:
-        shutil.rmtree(folder)
-    (folder,) = output.glob("checkpoint-*")
+    steps = committed_steps(output)
+    kept = steps[:1] if is_alone else steps[:2]
+    for step in set(steps) - set(kept):
+        shutil.rmtree(output / f"checkpoint-{step}")
+    folder = output / f"checkpoint-{kept[-1]}"
     _list_the_first_half_twice(folder / "sharded")
     reseal(folder)
     assert verify(folder).is_valid
     job = safepoint(output, *saves, program=program)
     with no_orphans(job):
-        assert job.wait(200) == ExitCode.NOTHING_VALID, job.text
+        assert job.wait(200) == (ExitCode.NOTHING_VALID if is_alone else ExitCode.OK), job.text
     assert "do not make the whole tensor" in job.text
+    assert is_alone or f"checkpoint-{kept[0]}" in job.text
+    assert job.text.count(f"{folder.name}") > 0
 
 
 def _list_the_first_half_twice(folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_namespace_that_has_everything(team: Workspace) -> None:
     assert "Kubernetes v1." in found["cluster"]["found"]
     for name in ("trainer", "jobset", "kueue"):
         assert "API v1" in found[name]["found"] or "API v1alpha" in found[name]["found"], found[name]
-    assert f"{RUNTIME} (grace 60 s, fails at 100 restarts)" in found["runtimes"]["found"]
+    assert f"{RUNTIME} (grace 60 s, fails at restart 100)" in found["runtimes"]["found"]
     assert f"{CLAIM} (ReadWriteMany, Bound)" in found["storage"]["found"]
     assert found["queues"]["found"] == QUEUE
     assert team.left() == []

@@ -4,7 +4,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from safepoint.checkpoint.format.manifest import ManifestFacts, Trigger
+from safepoint.checkpoint.format.manifest import MAX_STEP, ManifestFacts, Trigger
 from safepoint.snapshot.images.torch_archive import Archive
 from safepoint.snapshot.memory.block import PAGE_BYTES
 from safepoint.snapshot.protocol import messages
@@ -22,7 +22,7 @@ FACTS = st.builds(
     ManifestFacts,
     run_id=st.text("abc012-_", max_size=20).map(lambda text: f"r{text}"),
     attempt=st.integers(1, 99),
-    step=st.integers(0, 10**18 - 1),
+    step=st.integers(0, MAX_STEP),
     epoch=st.floats(0, 1e18),
     world_size=st.integers(1, 99),
     global_batch=st.integers(1, 99),

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import socket
+from asyncio import sslproto
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -19,6 +20,9 @@ from safepoint.jobs.local.paths import state_folder
 
 _END_WITHIN_S = 2
 _MOST_CONNECTIONS = 256
+_TLS_BUFFER_BYTES = 16 << 10
+"""How much asyncio reads from a TLS connection at once. asyncio makes a buffer of this size for each connection,
+before its handshake. A record of TLS has 16 KiB."""
 
 
 def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Callable[[str], None]) -> None:
@@ -68,6 +72,8 @@ def serve(settings: DashboardSettings, openers: Mapping[str, OpenJobs], show: Ca
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
     )
+    if config.is_ssl:
+        sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -7,8 +7,9 @@ The costs of the platform are the same for all programs. The other costs come fr
 - DLRover's copy at the boundary takes 63 ms for each GB of a rank (CUDA models, H200, 2026-11-26: to copy all tensors
   to the host at the boundary takes 378 ms for 5.99 GB). The copy is durable after 2.03 times what the disk needs
   (Snapshots, 2026-11-22: 1.587 s and 0.783 s).
-- A save of Safepoint stalls for 1.2 ms, and 0.19 ms for each GB of a rank. Both are estimates from CUDA models,
-  2026-11-26: there, a call that saves takes 1.45 ms, and a save stalls for 0.003 times the 378 ms. Its snapshot is
+- A save of Safepoint stalls for 1.2 ms, and 0.19 ms for each GB of a rank. Neither was measured by itself. Their sum
+  for 5.99 GB is 2.3 ms, which is more than CUDA models measured for 5.99 GB (2026-11-26): a call that saves takes
+  1.45 ms, and a save stalls for 0.003 times the 378 ms, which is 1.1 ms. Its snapshot is
   complete after 19 ms for each GB (53 GB/s). The save is durable after 1.04 times what the disk needs (Snapshots,
   2026-11-22: 0.814 s and 0.783 s).
 - After SIGTERM, Safepoint needs the rest of the step and 0.06 s before it saves; the Trainer first waits for 3 s

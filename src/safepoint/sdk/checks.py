@@ -102,11 +102,13 @@ def check_resources(resources: Any) -> None:
         field, plain = f"resources_per_node[{name!r}]", str(name).lower()
         try:
             if plain in _SIZES:
-                least, is_enough = _LEAST_MEMORY, parse_bytes(value) >= _LEAST_MEMORY
+                least = _LEAST_MEMORY
+                is_enough = parse_bytes(value) >= least
                 hint = "write a size with its unit, such as '16Gi'"
             else:
-                least, is_enough = 1, parse_count(value) >= (1 if plain == "cpu" else 0)
-                hint = "write a number of at least 1"
+                least = 1 if plain == "cpu" else 0
+                is_enough = parse_count(value) >= least
+                hint = f"write {least} or more"
         except ValueError as error:
             raise InvalidRequestError(f"{field}: {error}") from error
         if not is_enough:

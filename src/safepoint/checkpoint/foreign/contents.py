@@ -111,6 +111,21 @@ def shards_named_by(path: ReadablePath) -> dict[str, set[str]]:
     return found
 
 
+def check_index(folder: ReadablePath, path: str, files: Collection[str]) -> None:
+    """Check that the index of a sharded model names files of the checkpoint, and weights that these files have.
+
+    Args:
+        folder: the folder of the checkpoint.
+        path: the path of the index in the folder.
+        files: the paths of all files in the folder.
+    """
+    for shard, weights in shards_named_by(folder / path).items():
+        if shard not in files:
+            raise CheckpointError(f"it names the file {shard}, which is missing")
+        if shard.endswith(".safetensors") and not weights <= tensors_of(folder / shard):
+            raise CheckpointError(f"it names a weight that {shard} does not have")
+
+
 class DcpFolder(NamedTuple):
     """The facts that the metadata of torch.distributed.checkpoint states.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from safepoint.checkpoint.foreign import layout
-from safepoint.checkpoint.foreign.contents import check_dcp, check_pickles, read_json, shards_named_by, tensors_of
+from safepoint.checkpoint.foreign.contents import check_dcp, check_index, check_pickles, read_json, tensors_of
 from safepoint.checkpoint.foreign.layout import Strategy
 from safepoint.checkpoint.foreign.names import AllowedNames
 from safepoint.checkpoint.format.catalog import step_of
@@ -229,11 +229,7 @@ class _Examiner:
     def _check_file(self, path: str) -> None:
         place = self._folder / path
         if path in {layout.SAFETENSORS_INDEX, layout.BIN_INDEX}:
-            for shard, weights in shards_named_by(place).items():
-                if shard not in self._sizes:
-                    raise CheckpointError(f"it names the file {shard}, which is missing")
-                if shard.endswith(".safetensors") and not weights <= tensors_of(self._folder / shard):
-                    raise CheckpointError(f"it names a weight that {shard} does not have")
+            check_index(self._folder, path, self._sizes)
         elif layout.is_tensors(path):
             tensors_of(place)
         elif layout.is_pickle(path):

@@ -22,6 +22,10 @@ _MOST_CHARACTERS = 300
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
 
 
+class ForbiddenNameError(CheckpointError):
+    """A pickle names a function or class that is not allowed. The class may be one of the user's own."""
+
+
 def refusal(where: object, what: str, otherwise: str = "") -> CheckpointError:
     """The error for a checkpoint, or a file of a checkpoint, that was not loaded.
 

@@ -5,7 +5,7 @@ If there were no limits, one session or program could use up all connections of 
 A connection belongs to the session of its last request. A connection without a session ends after ten seconds. At
 most 64 connections of each session are open at a time, and at most 64 connections without a session. If a 65th
 connection of one of these groups is opened, the oldest connection of one user in the group ends: the user who has the
-most connections in it. With TLS, a handshake also ends after ten seconds, and at most 128 handshakes run at a time.
+most connections in it. With TLS, a handshake also ends after ten seconds, and at most 64 handshakes run at a time.
 
 The memory that connections without a session take is limited, too. At most 16 of them hold more than 128 KiB at a
 time, and each of the 16 holds at most about 1.5 MiB. If a 17th connection holds more than 128 KiB, a connection ends
@@ -32,13 +32,13 @@ from safepoint.foundation.channels.socket_owner import is_established, user_at_o
 
 _UNKNOWN_S = 10.0
 _MOST_OF_SESSION = 64
-_MOST_BEGINNING = 128
+_MOST_BEGINNING = 64
 _LARGE_BYTES = 128 << 10
 _MOST_LARGE = 16
 """The limit of connections without a session that hold more than `_LARGE_BYTES`. A browser has at most six
 connections to an address, and each of them needs the memory only until its request is read."""
 ACCEPTED_AT_ONCE = 32
-"""How many connections the event loop accepts at once. With TLS, each connection takes 256 KiB, even if it ends
+"""How many connections the event loop accepts at once. With TLS, each connection takes some memory, even if it ends
 before it is served."""
 _numbers = itertools.count()
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from safepoint.doctor.finding import Finding, Status
 from safepoint.errors import AccessDeniedError, NotFoundError, UsageError
-from safepoint.foundation.units import plural
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.checks.image_rights import (
     is_about_rights,
@@ -229,7 +228,7 @@ def _runtime(document: Object) -> str:
     """A runtime with its grace period and limit of restarts; empty if the runtime does not train PyTorch."""
     runtime = Runtime(document=document)
     try:
-        return f"{name_of(document)} (grace {runtime.grace_s} s, fails at {plural(runtime.backoff_limit, 'restart')})"
+        return f"{name_of(document)} (grace {runtime.grace_s} s, fails at restart {max(1, runtime.backoff_limit)})"
     except UsageError:
         return ""
 

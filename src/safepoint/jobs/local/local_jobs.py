@@ -28,7 +28,7 @@ from safepoint.jobs.local.slots import check_size, count_slots, remark_on
 from safepoint.jobs.local.submission import checked
 from safepoint.jobs.local.supervisor_start import start_missing_supervisors, start_supervisor
 from safepoint.jobs.model.job_place import LogLine
-from safepoint.jobs.model.job_progress import output_of, place_of
+from safepoint.jobs.model.job_progress import in_use_message, output_of, place_of
 from safepoint.jobs.model.records import AttemptRecord, JobEvent, JobRecord, JobSummary, RequestedAction, this_user
 from safepoint.jobs.model.spec import JobSpec
 from safepoint.jobs.model.states import JobState
@@ -363,10 +363,8 @@ class LocalJobs:
             )
         others = [other.name for other in self._others_at(job.spec, output) if not other.state.is_over]
         if others:
-            raise ConflictError(
-                f"job {', '.join(others)} also uses the checkpoints in {output}; nothing was deleted",
-                hint=f"first delete {', '.join(others)}; or {alone}",
-            )
+            hint = f"first delete {', '.join(others)}; or {alone}"
+            raise ConflictError(in_use_message(others, str(output)), hint=hint)
         with self._stopped(job.name, timeout_s):
             num_deleted = remove_checkpoints(output, job.spec)
             self._history.request(job.name, RequestedAction.DELETE, actor=self._actor)

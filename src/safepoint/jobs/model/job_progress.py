@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from safepoint.foundation import clock
@@ -84,3 +85,9 @@ def newest_save(progress: Progress) -> str:
     if age_s < 60:
         return f"{step}, {age_s:.0f} s ago"
     return f"{step}, {format_duration(age_s) if age_s < _DAY_S else format_age(age_s)} ago"
+
+
+def in_use_message(names: Sequence[str], output: str) -> str:
+    """The message for checkpoints that are not deleted, because the jobs `names` use them, too."""
+    who = f"job {names[0]} also uses" if len(names) == 1 else f"the jobs {', '.join(names)} also use"
+    return f"{who} the checkpoints in {output}; nothing was deleted"

@@ -133,8 +133,9 @@ class StatusPost:
             self._num_failures = min(self._num_failures + 1, 10)
             if self._num_failures == 1:
                 _log.warning(
-                    "the controller did not accept the job's status: %s; the training is not affected, and the "
-                    "status is sent again",
+                    "Kubeflow Trainer did not accept the progress that the job posts to it: %s; the training "
+                    "continues, and the progress is posted again later. Until then, the status of the TrainJob shows "
+                    "older values",
                     printable(_reason(error)),
                 )
             return False

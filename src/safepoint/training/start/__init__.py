@@ -6,6 +6,7 @@ folders      which ranks use which output folder
 choose       which checkpoint the run resumes from
 candidate    a checkpoint that may be chosen, and which of several is tried first
 first_start  which start of a job is the first one
+contents     what is checked in a complete checkpoint before it is chosen
 foreign      the checkpoints of other programs
 copies       what each folder has of a checkpoint, and the copy that a run resumes from
 transfer     copies the chosen checkpoint into every folder, from the other nodes and the store

@@ -2,11 +2,12 @@
 
 The ranks first try the newest checkpoint that any folder or the object store holds. The ranks read all files of this
 checkpoint, compare them with the manifest, and report damaged files. A file that a folder lacks is copied from
-another folder or from the store. If a checkpoint cannot be completed in every folder, or the files of its ranks
-contradict each other, it is rejected, and the next older checkpoint is tried. If none is left, the newest usable
-checkpoint of another program is taken (`foreign`). If checkpoints exist and none of them can be used, the run ends
-with exit code 14, or 13 if a disk has no room for one of them. To train from step 0 in this case, the user sets an
-option such as `--from-scratch`. If there is an object store, the user names another location instead.
+another folder or from the store. If a checkpoint cannot be completed in every folder, its content is invalid
+(`contents`), or the files of its ranks contradict each other, it is rejected, and the next older checkpoint is tried.
+If none is left, the newest usable checkpoint of another program is taken (`foreign`). If checkpoints exist and none
+of them can be used, the run ends with exit code 14, or 13 if a disk has no room for one of them. To train from step 0
+in this case, the user sets an option such as `--from-scratch`. If there is an object store, the user names another
+location instead.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -46,6 +47,7 @@ from safepoint.storage.store import Store
 from safepoint.training.collective.collective_wait import long_on_all_ranks, on_all_ranks, on_first_rank
 from safepoint.training.collective.peers import Peers
 from safepoint.training.start.candidate import Candidate, has_unlisted_files, preference
+from safepoint.training.start.contents import with_content
 from safepoint.training.start.copies import (
     Examine,
     ListedCopy,
@@ -101,7 +103,7 @@ class CheckpointChooser:
         self._settings = settings
         self._first_start = first_start
         self._report = report
-        self._examine = examine
+        self._examine = with_content(examine, peers)
         self._no_room: NoRoomError | None = None
         """The error for the newest checkpoint that does not fit on a disk."""
         self._too_large_bytes = 0

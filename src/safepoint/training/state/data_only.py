@@ -6,7 +6,8 @@ few classes that are listed here, and objects that the script has allowed with `
 A file that contains anything else is refused.
 
 `load_data` is for files that Safepoint reads itself. `only_data` is for files that a framework reads: DeepSpeed,
-Accelerate and DCP (torch.distributed.checkpoint) load some of them without any restriction.
+Accelerate and DCP (torch.distributed.checkpoint) load some of them without any restriction. `check_descriptions` is
+for the time before a checkpoint is chosen: it checks the small files that describe the checkpoint.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
@@ -32,19 +33,20 @@ from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES, path_fault
 from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.pickles.archive_records import ArchiveError
 from safepoint.checkpoint.pickles.bounded_pickle import BoundedUnpickler, KeyLimits, size_of
-from safepoint.checkpoint.pickles.loading import refusal, states_of
+from safepoint.checkpoint.pickles.loading import ForbiddenNameError, refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import OldFormatError, restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
+from safepoint.checkpoint.weights.dcp_weights import METADATA
 from safepoint.errors import CheckpointError, printable
 from safepoint.foundation.bounded_json import read_object
-from safepoint.foundation.shared_folders.opening import read_regular
+from safepoint.foundation.shared_folders.opening import open_regular, read_regular
 from safepoint.training.compatibility.accelerate_releases import innermost
 from safepoint.training.compatibility.transformers_releases import loadable
-from safepoint.training.state.dcp_parts import check_parts
+from safepoint.training.state.dcp_parts import check_parts, check_places
 from safepoint.training.state.engine_states import checked_engine, is_engine
 from safepoint.training.state.rng import set_numpy_state, set_python_state
 
@@ -161,6 +163,40 @@ def only_data(folder: str | os.PathLike[str], *parts: Any) -> Generator[None]:
             raise
     if refused:
         raise refused[0]
+
+
+def check_descriptions(folder: Path, files: Collection[str]) -> None:
+    """Check the files of a checkpoint that name and describe its other files. No tensor is read.
+
+    These files are the metadata of DCP, DeepSpeed's names of folders, the lists of weights, and the configurations of
+    the model. The metadata of DCP are also compared with the sizes of the files that they name. `only_data` makes all
+    other checks again.
+
+    Args:
+        folder: the folder of the checkpoint.
+        files: the paths of its files.
+
+    Raises:
+        ForbiddenNameError: metadata name a class or function that is not allowed.
+        CheckpointError: a file is invalid.
+    """
+    for name in _NAME_A_FOLDER:
+        named_folder(folder, name)
+    _check_named_files(folder)
+    for inner in sorted({Path(path).parent for path in files if path.endswith(".distcp")}):
+        path = folder / inner / METADATA
+        if not path.is_file():
+            continue
+        with open_regular(path) as file:
+            found = _Metadata(file, path).load_checked()
+        try:
+            check_places(found, path.parent)
+        except CheckpointError as error:
+            raise refusal(path, error.message) from error
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # hostile content may raise anything
+            raise _not_data(path, "") from error
 
 
 def _is_from_rank() -> bool:
@@ -296,7 +332,7 @@ def _load(load: Callable[..., Any], file: Any, where: Any, **options: Any) -> An
         ) from error
     except Exception as error:  # hostile content may raise anything
         name = _NAME.search(str(error))
-        raise _not_data(where, name[1] if name else "") from error
+        raise (_forbidden(where, name[1]) if name else _not_data(where, "")) from error
 
 
 def _classes() -> list[Any]:
@@ -326,15 +362,20 @@ def _not_data(where: str | os.PathLike[str], name: str) -> CheckpointError:
     )
 
 
+def _forbidden(where: str | os.PathLike[str], name: str) -> CheckpointError:
+    error = _not_data(where, name)
+    return ForbiddenNameError(error.message, hint=error.hint)
+
+
 class _Metadata(BoundedUnpickler):
     """Reads DCP's `.metadata`, which `torch.load` cannot read.
 
     Args:
         file: the open `.metadata`.
-        folder: the checkpoint, named in errors if `file` has no name.
+        otherwise: what errors name if `file` has no path.
     """
 
-    def __init__(self, file: BinaryIO, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, file: BinaryIO, otherwise: str | os.PathLike[str]) -> None:
         keys = KeyLimits(
             most_tuples=_MOST_PLACES,
             most_parts=64,
@@ -344,7 +385,7 @@ class _Metadata(BoundedUnpickler):
             size_bytes=size_of(file),
         )
         super().__init__(file, keys=keys, has_state=_has_state)
-        self._path = getattr(file, "name", folder)
+        self._path = _place_of(file, otherwise)
 
     def load_checked(self) -> Any:
         """Return the metadata, after a check that all files named there are in the checkpoint.
@@ -375,7 +416,7 @@ class _Metadata(BoundedUnpickler):
         if module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype):
             found = getattr(torch, global_name)
         if found is None:
-            raise _not_data(self._path, f"{module_name}.{global_name}")
+            raise _forbidden(self._path, f"{module_name}.{global_name}")
         return found
 
 

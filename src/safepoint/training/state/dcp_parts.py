@@ -6,6 +6,7 @@ parts overlap, the part that is read last counts.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from torch.distributed.checkpoint import metadata
@@ -46,3 +47,34 @@ def check_parts(found: Any) -> None:
         parts = ((numbers_of(one.offsets), numbers_of(one.sizes)) for one in entry.chunks)
         if not make_whole(numbers_of(entry.size), parts):
             raise CheckpointError(f"the parts of {name!r:.200} that it lists do not make the whole tensor")
+
+
+def check_places(found: Any, folder: Path) -> None:
+    """Check that each part of a tensor and each other value has a place, and that each place is inside of its file.
+
+    Args:
+        found: the metadata, after `check_parts`; anything else is refused, because DCP refuses it.
+        folder: the folder that contains the metadata.
+
+    Raises:
+        CheckpointError: a place is missing, or outside of its file.
+        Exception: a value is of another kind than in metadata that torch writes.
+    """
+    if type(found) is not metadata.Metadata:
+        raise CheckpointError("it does not describe a checkpoint")
+    stored = cast("Mapping[Any, Any]", found.storage_data or {})
+    sizes: dict[str, int] = {}
+    for one in stored.values():
+        name = one.relative_path
+        if name not in sizes:
+            path = folder / name
+            if not path.is_file():
+                raise CheckpointError(f"it names the file {name!r:.200}, which is missing")
+            sizes[name] = path.stat().st_size
+        if one.offset + one.length > sizes[name]:
+            raise CheckpointError(f"it names bytes of {name!r:.200} that are after the end of this file")
+    for key, entry in cast("Mapping[Any, Any]", found.state_dict_metadata).items():
+        is_tensor = type(entry) is metadata.TensorStorageMetadata
+        offsets = [one.offsets for one in entry.chunks] if is_tensor else [None]
+        if any(metadata.MetadataIndex(key, offset) not in stored for offset in offsets):
+            raise CheckpointError(f"it does not say where {key!r:.200} is")

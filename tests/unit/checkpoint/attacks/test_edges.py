@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from safepoint.checkpoint.format.catalog import newest_valid
 from safepoint.checkpoint.format.digest import digest_bytes
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, FileEntry, Manifest, path_fault
+from safepoint.checkpoint.format.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    MAX_STEP,
+    FileEntry,
+    Manifest,
+    path_fault,
+)
 from safepoint.checkpoint.format.verify import Fault, read_manifest, verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.errors import ManifestError
@@ -247,7 +254,7 @@ def test_a_path_has_a_greatest_length() -> None:
 def test_values_at_their_greatest_survive_the_round_trip(tmp_path: Path) -> None:
     """A huge step and a non-ASCII file name are written and read back as they are."""
     output = prepared(tmp_path / "out")
-    step = 10**18 - 1
+    step = MAX_STEP
     folder = commit(output, step, {0: {"Größe/日本.bin": b"x", "DEL-free name": b""}})
     found = newest_valid(output.root, rejected=lambda path, fault: None)
     assert found is not None

@@ -132,4 +132,4 @@ def test_the_copies_of_runtimes_that_jobs_have_are_not_listed() -> None:
     copy: dict[str, Any] = runtime("tiny-90s", 90)
     copy["metadata"]["labels"]["safepoint.dev/job"] = "tiny"
     api = SimpleNamespace(objects=lambda kind: [copy] if kind == "trainingruntimes" else [runtime()])
-    assert _runtimes(cast("ClusterApi", api)).found == "torch-distributed (grace 60 s, fails at 100 restarts)"
+    assert _runtimes(cast("ClusterApi", api)).found == "torch-distributed (grace 60 s, fails at restart 100)"

@@ -487,6 +487,10 @@ class TestDeleting:
         known(history, "b", state, RequestedAction.SUSPEND, output_dir=str(tmp_path / "out"))
         with pytest.raises(ConflictError, match=r"job b also uses the checkpoints in .*nothing was deleted"):
             jobs.delete("a", with_checkpoints=True)
+        known(history, "c", state, RequestedAction.SUSPEND, output_dir=str(tmp_path / "out"))
+        with pytest.raises(ConflictError, match=r"the jobs b, c also use the checkpoints in .*nothing was deleted"):
+            jobs.delete("a", with_checkpoints=True)
+        history.remove("c")
         assert (tmp_path / "out" / "checkpoint-10").exists()
         jobs.delete("a")
         assert [job.name for job in jobs.jobs()] == ["b"]

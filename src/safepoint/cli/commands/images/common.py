@@ -31,6 +31,16 @@ ReadImage = Annotated[
     ),
 ]
 """An image that a command only reads. The command has the decorator `with_clusters`."""
+ReadImages = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGE",
+        help="An image, such as images/image-3 or s3://bucket/images/image-3; or a location of images, for all "
+        f"images in it. {_OF_CLUSTER}",
+        callback=find_place,
+    ),
+]
+"""An image, or all images of a location; see `ReadImage`."""
 ReadPlace = Annotated[
     str,
     typer.Argument(

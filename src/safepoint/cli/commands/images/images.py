@@ -22,6 +22,7 @@ from safepoint.cli.commands.images.common import (
     KeyOption,
     Place,
     ReadImage,
+    ReadImages,
     ReadPlace,
     document_of,
     key_facts,
@@ -112,7 +113,7 @@ def show(
 @app.command()
 @with_clusters
 def verify(
-    location: ReadImage,
+    location: ReadImages,
     as_json: Json = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read every page and compare its digest.")] = False,
     key: KeyOption = None,

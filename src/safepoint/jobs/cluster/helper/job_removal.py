@@ -16,6 +16,7 @@ from safepoint.jobs.cluster.objects import Object, name_of
 from safepoint.jobs.cluster.records.storage_record import named_output
 from safepoint.jobs.cluster.spec import removal_note
 from safepoint.jobs.cluster.state import ClusterJob, Observed
+from safepoint.jobs.model.job_progress import in_use_message
 from safepoint.jobs.model.states import JobState
 from safepoint.storage.location import parse_location
 
@@ -93,7 +94,7 @@ def check_alone(name: str, output: str | None, others: Mapping[str, str | None])
                 using.append(other)
     if using:
         raise ConflictError(
-            f"job {', '.join(sorted(using))} also uses the checkpoints in {output}; nothing was deleted",
+            in_use_message(sorted(using), str(output)),
             hint=f"first delete {', '.join(sorted(using))}; or {alone}",
         )
 

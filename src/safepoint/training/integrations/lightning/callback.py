@@ -6,7 +6,7 @@ left out.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
-from safepoint.errors import UsageError
+from safepoint.errors import UsageError, printable
 from safepoint.foundation.units import plural
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
@@ -28,6 +28,8 @@ from safepoint.training.start.copies import verify_best
 
 _MOST_METRICS = 10_000
 """The most metrics in a checkpoint. Each one takes time in each save."""
+_MOST_CHARACTERS = 80
+"""How much of a metric's name a message shows."""
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
 
 
@@ -56,6 +58,7 @@ class SafepointCallback(Checkpoint):
         self._run_id = ""
         self._loss: Any = None
         self._is_last_batch = False
+        self._has_warned = False
 
     @property
     def best_model_path(self) -> str:
@@ -81,9 +84,27 @@ class SafepointCallback(Checkpoint):
         """What Lightning does not save: a stop request, and the metrics that schedulers use."""
         if self._trainer is None:
             return {}
-        kept = itertools.islice(self._trainer.callback_metrics.items(), _MOST_METRICS)
+        found = self._trainer.callback_metrics
+        self._warn_of_metrics_left_out(found)
+        kept = itertools.islice(found.items(), _MOST_METRICS)
         metrics = {name: torch.as_tensor(value).clone() for name, value in kept}
         return {"should_stop": bool(self._trainer.should_stop), "metrics": metrics}
+
+    def _warn_of_metrics_left_out(self, found: Mapping[str, Any]) -> None:
+        """Warn once if the training has more metrics than a checkpoint may contain."""
+        context = self._context
+        if len(found) <= _MOST_METRICS or self._has_warned or context is None or not context.place.is_first:
+            return
+        self._has_warned = True
+        context.log.warning(
+            "the training has logged %s metrics, and a checkpoint contains at most %s: %s left out, the first one is "
+            "%s. The training continues. After a resume, a scheduler or a callback that monitors one of them has no "
+            "value until the training logs the metric again. To save all metrics, log fewer metrics with self.log",
+            f"{len(found):,}",
+            f"{_MOST_METRICS:,}",
+            f"{plural(len(found) - _MOST_METRICS, 'metric')} {'is' if len(found) == _MOST_METRICS + 1 else 'are'}",
+            printable(str(next(itertools.islice(found, _MOST_METRICS, None)))[:_MOST_CHARACTERS]),
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Record what `state_dict` returned at a save. It takes effect when the loop starts."""

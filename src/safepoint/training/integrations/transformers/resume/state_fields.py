@@ -1,4 +1,7 @@
-"""Checks the values in `trainer_state.json`. The Trainer itself reads its state from this file without a check."""
+"""Checks the values in `trainer_state.json`, and the files that describe the weights.
+
+The Trainer itself reads its state from `trainer_state.json` without a check.
+"""
 
 import dataclasses
 import json
@@ -9,7 +12,10 @@ from typing import Any, cast
 
 from transformers.trainer_callback import TrainerState
 
+from safepoint.checkpoint.foreign import layout
+from safepoint.checkpoint.foreign.contents import check_index, tensors_of
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
+from safepoint.checkpoint.pickles.loading import refusal
 from safepoint.errors import CheckpointError
 from safepoint.foundation.bounded_json import read_object
 from safepoint.foundation.field_types import FLAG, NAMED, NUMBER, TEXT, Kind, check_fields, finite, whole
@@ -95,9 +101,32 @@ def check_trainer_state(path: Path, *, step: int) -> None:
         _check_names(state.keys())
         _check_size({name: one for name, one in state.items() if name != "log_history"})
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; training was not started") from error
+        raise CheckpointError(f"{path} is damaged: {error}") from error
     found: Any = state.get("global_step")
     if found != step:
-        raise CheckpointError(
-            f"{path} says step {found!r}, but the checkpoint is of step {step}; training was not started"
-        )
+        raise CheckpointError(f"{path} says step {found!r}, but the checkpoint is of step {step}")
+
+
+def check_weights(folder: Path, files: Collection[str]) -> None:
+    """Check the lists of weights and the headers of safetensors files that the Trainer loads. No tensor is read.
+
+    Args:
+        folder: the folder of the checkpoint.
+        files: the paths of its files.
+
+    Raises:
+        CheckpointError: a file is damaged.
+        OSError: a file cannot be read.
+    """
+    for path in sorted(files):
+        try:
+            if path in {layout.SAFETENSORS_INDEX, layout.BIN_INDEX}:
+                check_index(folder, path, files)
+            elif layout.is_tensors(path):
+                tensors_of(folder / path)
+        except (OSError, MemoryError):
+            raise
+        except CheckpointError as error:
+            raise refusal(folder / path, error.message) from error
+        except Exception as error:  # hostile content may raise anything
+            raise refusal(folder / path, f"it is damaged: {type(error).__name__}: {error}") from error

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from safepoint.checkpoint.foreign import layout
 from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import COUNT, FLAG, NAMED, NUMBER, Kind, check_fields, finite
 from safepoint.training.collective.collective_wait import on_all_ranks
@@ -30,6 +31,7 @@ from safepoint.training.integrations.transformers.resume.generation_settings imp
     generation_settings,
     restore_generation_settings,
 )
+from safepoint.training.integrations.transformers.resume.state_fields import check_trainer_state, check_weights
 from safepoint.training.start.copies import ResumePoint
 from safepoint.training.state.base_model import frozen_buffers
 from safepoint.training.state.plain_values import TENSORS, is_plain, load_plain
@@ -233,8 +235,9 @@ class RankState:
 def contradiction_in(point: ResumePoint, peers: Peers) -> str:
     """Why the ranks cannot continue together from a checkpoint: their files do not state the same due work.
 
-    The ranks would wait for each other in different calls until a time limit. All ranks call this function, and it
-    returns the same on every rank.
+    The ranks would wait for each other in different calls until a time limit. The first rank also checks the state of
+    the Trainer, and the headers of the files of weights. All ranks call this function, and it returns the same on
+    every rank.
 
     Args:
         point: a verified checkpoint.
@@ -244,11 +247,15 @@ def contradiction_in(point: ResumePoint, peers: Peers) -> str:
         The reason; empty if the files contain no contradiction.
 
     Raises:
-        CheckpointError: the file of a rank is invalid.
+        CheckpointError: the file of a rank, the Trainer's state or a file of weights is invalid.
     """
     place, ranks_before = peers.place, point.manifest.world_size
 
     def read() -> tuple[bool | int, ...] | None:
+        if place.is_first:
+            if (point.path / layout.STATE).is_file():
+                check_trainer_state(point.path / layout.STATE, step=point.manifest.step)
+            check_weights(point.path, {entry.path for entry in point.manifest.files})
         state = RankState.read(point.path, rank=place.rank, ranks_before=ranks_before, world_size=place.world_size)
         if state is None:
             return None
