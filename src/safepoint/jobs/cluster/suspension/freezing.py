@@ -71,7 +71,7 @@ def freeze_job(
             f"job {job.name} is {stopped.state}: it ended before it was suspended; the image {images[0].path} stays",
             hint=f"`safepoint status {job.name}` shows how it ended",
         )
-    message = f"it is frozen in {images[0].path}, which was read and checked before the job was suspended"
+    message = f"its process image is {images[0].path}, which was read and checked before the job was suspended"
     return replace(stopped, message=message, receipt=None, image=images[0]), images[0]
 
 
