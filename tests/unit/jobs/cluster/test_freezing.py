@@ -158,7 +158,7 @@ def test_the_image_of_a_job_that_you_may_not_change(pod: list[list[str]], caplog
 @pytest.mark.parametrize(
     ("answer", "kind", "why"),
     [
-        ([{"error": "CRIU lacks a right", "hint": "add it"}], FreezeError, "runs on: .*CRIU lacks a right"),
+        ([{"error": "CRIU lacks a right", "hint": "add it"}], FreezeError, "continues to run: .*CRIU lacks a right"),
         ([{"image": {**IMAGE_OF_POD, "num_pages": "3"}}], FreezeError, "named no image"),
         (AccessDeniedError("no"), AccessDeniedError, "not allowed to create and get pods/exec"),
     ],

@@ -113,8 +113,10 @@ def _request(
         pod, answer = ask_first_pod(api, seen, _MODULE, what, limit_s=limit_s)
     except SafepointError as error:
         kind = AccessDeniedError if isinstance(error, AccessDeniedError) else FreezeError
-        raise kind(f"job {job.name} was not frozen, and runs on: {error.message}", hint=error.hint) from error
+        raise kind(
+            f"job {job.name} was not frozen, and continues to run: {error.message}", hint=error.hint
+        ) from error
     image = image_of(at(answer, "image"), job.output)
     if image is None:
-        raise FreezeError(f"job {job.name} was not frozen, and runs on: pod {pod} named no image")
+        raise FreezeError(f"job {job.name} was not frozen, and continues to run: pod {pod} named no image")
     return image
