@@ -151,7 +151,7 @@ def test_a_plan_that_was_changed(
     change(cluster.plan)
     look(api)
     assert images(cluster) == set()
-    assert f"kubectl delete trainjob {name_of(cluster.plan)}" in caplog.text
+    assert f"`kubectl delete trainjob {name_of(cluster.plan)} -n {api.namespace}`" in caplog.text
     assert "--output-dir" in caplog.text
     assert caplog.text.count("someone changed the plan") == 1
 
@@ -197,6 +197,7 @@ def test_a_job_that_is_changed_while_it_is_scaled(
     with caplog.at_level(logging.WARNING):
         ClusterJobs(api).jobs()
     assert "its TrainJob was changed meanwhile" in caplog.text
+    assert f"`kubectl get trainjob a -n {api.namespace} -o yaml`" in caplog.text
     ClusterJobs(api).jobs()
     assert [name_of(item) for item in cluster.objects["trainjobs"]] == ["a"]
     assert old["metadata"]["uid"] == "old"

@@ -39,7 +39,7 @@ def test_a_job_that_cannot_save_is_frozen(place: Place, reference: Place, shape:
     job = place.jobs.job("late")
     assert job.state is JobState.SUSPENDED
     assert job.image is not None
-    assert f"frozen in {job.image}" in outcome.stdout
+    assert f"its process image is {job.image}" in outcome.stdout
     assert safepoint("thaw", "late").code == 0, place.story("late")
     release(place.output("late"))
     assert place.complete("late").attempt == 2
@@ -88,7 +88,7 @@ def test_a_run_that_cannot_save_is_frozen_and_goes_on(tmp_path: Path, place: Pla
     run.wait_for("train 5", run.output / "marks-0")
     run.process.terminate()
     assert run.ends() == 75, run.printed
-    assert f"frozen in the process image {run.output}/images/image-1" in run.printed
+    assert f"A process image of the ranks was made: {run.output}/images/image-1" in run.printed
     names = [event["event"] for event in read_events(run.output / ".safepoint" / "events.jsonl")]
     assert names[-1] == "frozen", names
     assert not list(run.output.glob("checkpoint-*"))

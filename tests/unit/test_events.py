@@ -34,6 +34,18 @@ def test_every_event_has_a_line_and_survives_json(tmp_path: Path) -> None:
     assert len({line["event"] for line in lines}) == len(lines)
 
 
+@pytest.mark.parametrize(
+    ("is_running", "after"),
+    [
+        (True, "the ranks continue to run"),
+        (False, "the ranks have ended, and the next start of the job restores them"),
+    ],
+)
+def test_an_image_on_request_says_what_happened_to_the_ranks(is_running: bool, after: str) -> None:
+    event = image_events.FrozenOnRequest(path="/images/image-1", size_bytes=2000, is_running=is_running)
+    assert event.line == f"a process image of the ranks was made: /images/image-1 (2.0 kB); {after}"
+
+
 def test_a_record_says_who_when_and_why(tmp_path: Path) -> None:
     """In every stream alike; a cause only where there is one, and the names that readers know stay."""
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]

@@ -149,7 +149,10 @@ def check_removed(failed: Sequence[tuple[Item, str]], location: str, *, num_remo
     if reason == NOT_OURS:
         hint = "if you do not need its objects, delete them with the tools of the store"
     elif not is_folder:
-        hint = "check that the keys may delete objects, and that the store does not lock them; then run it again"
+        hint = (
+            "check that your keys have the right to delete objects, and that no object lock of the store protects "
+            "these objects; then run the command again"
+        )
     fate = f"; {plural(num_removed, 'other checkpoint')} {'was' if num_removed == 1 else 'were'} removed"
     raise StorageError(
         f"{plural(len(failed), 'checkpoint')} in {location} could not be removed, such as {item.name} "

@@ -117,8 +117,8 @@ def rising_ticks(low: float, high: float) -> list[float]:
 def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
     """The first lines of a picture: its size, its title, its description for screen readers, and its colours.
 
-    Classes: `s0` to `s7` are the colours of series for lines, and `f0` to `f7` are the same colours for areas. `grid`
-    and `axis` are lines. Text without a class is readable on light and on dark pages.
+    Classes: each series has a colour. `s0` to `s7` draw a line in the colour of a series, and `f0` to `f7` fill an
+    area with this colour. `grid` and `axis` are lines. Text without a class is readable on light and on dark pages.
     """
     light = "".join(_rules(number, pair[0]) for number, pair in enumerate(_COLOURS))
     dark = "".join(_rules(number, pair[1]) for number, pair in enumerate(_COLOURS))
@@ -191,7 +191,7 @@ def curves(
         beside = _RANGE_GAP * (number - (len(series) - 1) / 2)
         for (one, other), half in zip(curve.points, curve.half_widths, strict=False):
             low, top = at_y(other - half), at_y(other + half)
-            # Leave out an interval that is hardly higher than its line.
+            # Leave out a very small interval: the line of the curve would cover most of it.
             if math.isfinite(half) and low - top >= _LEAST_RANGE:
                 at = min(right, max(_LEFT, at_x(one) + beside))
                 lines.append(f'<path class="range s{number}" d="M{at} {low}V{top}"/>')
@@ -270,7 +270,8 @@ _BAR, _GAP, _LEGEND, _COLUMNS = 34, 22, 22, 3
 def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
     """A picture of horizontal bars, one below the other, with a legend.
 
-    Each part shows the number of its name in the legend, so that the parts can be distinguished without colours.
+    The legend has a number for each name of a part. A part that is wide enough shows this number, so that the parts
+    can be distinguished without colours. A part with the value 0 is not drawn.
 
     Args:
         title: the text above the bars.
@@ -278,11 +279,13 @@ def bars(title: str, description: str, drawn: Sequence[Bar]) -> str:
         drawn: the bars, from the top.
 
     Raises:
-        ValueError: the bars have more parts than there are colours.
+        ValueError: the parts have more different names than there are colours.
     """
     names = list(dict.fromkeys(name for bar in drawn for name, _ in bar.parts))
     if len(names) > len(_COLOURS):
-        raise ValueError(f"{len(names)} parts are too many for one picture: at most {len(_COLOURS)}")
+        raise ValueError(
+            f"{len(names)} different names of parts are too many for one picture: at most {len(_COLOURS)}"
+        )
     labels = [_shortened(bar.name, _MOST_NAME) for bar in drawn]
     begin_x = 30 + math.ceil(max(map(_width, labels), default=0))
     behind = 28 + math.ceil(max((_width(bar.label) for bar in drawn), default=0))

@@ -221,8 +221,9 @@ class LocalStore:
                 while parent != self._root:
                     parent.rmdir()
                     parent = parent.parent
-            # If this folder does not exist, it was empty, and another process has deleted it. The other process also
-            # makes the deletion durable.
+            # `parent` is now the first folder that this process did not delete. If `parent` does not exist, another
+            # process has deleted it because it was empty. That process calls `fsync` for the folder above `parent`,
+            # so this process does not need to call `fsync`.
             with contextlib.suppress(FileNotFoundError):
                 files.fsync_folder(parent)
 

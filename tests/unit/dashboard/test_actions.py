@@ -274,6 +274,6 @@ def test_a_freeze_is_explained_and_done(home: Path, dashboard: Dashboard, monkey
     done = outcome(dashboard, dashboard.post(page))
     assert requests == [(criu, "busy", image, False, "dashboard")]
     assert (done["result"]["image"], done["result"]["frozen_s"]) == (image, 1.5)
-    assert done["sentence"].startswith(f"The job is frozen in {image} (2.0 GB), after 1.50 s.")
+    assert done["sentence"].startswith(f"A process image of the job was made: {image} (2.0 GB; frozen for 1.50 s).")
     dashboard.visitor(Role.VIEWER)
     assert ">Freeze</button>" not in dashboard.get(page).text

@@ -97,8 +97,10 @@ def test_the_longest_bar_is_inside() -> None:
     assert all(37 + width + 71 < 860 for _, width, _ in _parts(text))
 
 
-def test_more_parts_than_colours_are_refused() -> None:
-    with pytest.raises(ValueError, match="9 parts"):
+def test_more_names_of_parts_than_colours_are_refused() -> None:
+    """Several parts may have the same name, so that the number of parts does not matter."""
+    bars("title", "description", [Bar("a", [(str(number % 8), 1.0) for number in range(9)], "9")])
+    with pytest.raises(ValueError, match="9 different names of parts"):
         bars("title", "description", [Bar("a", [(str(number), 1.0) for number in range(9)], "9")])
 
 

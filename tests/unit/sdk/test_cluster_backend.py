@@ -94,7 +94,7 @@ def test_a_job_is_frozen_and_thawed(client: TrainerClient, namespace: Kept) -> N
     namespace.after = after
     frozen = client.freeze_job(JOB)
     assert (frozen.status, frozen.image) == ("Suspended", IMAGE)
-    assert f"it is frozen in {IMAGE}" in frozen.message
+    assert f"its process image is {IMAGE}" in frozen.message
     assert client.get_job(JOB).image == IMAGE
     assert client.thaw_job(JOB).status != "Suspended"
     assert namespace.kept["trainjobs"][0]["spec"]["suspend"] is False

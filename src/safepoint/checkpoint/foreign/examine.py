@@ -88,7 +88,7 @@ def examine(
     """Examine a checkpoint.
 
     Args:
-        store: the output folder or the object store that contains it.
+        store: the output folder or the object store that contains the checkpoint.
         name: `checkpoint-<step>`.
         allowed: functions and classes that its pickles may name, in addition to the names that are always allowed.
         accumulation: the number of micro-batches per step and rank, used if the files do not state it; None if it is
@@ -101,12 +101,12 @@ def examine(
 
 
 def faults_of_names(store: Store, name: str) -> tuple[Fault, ...]:
-    """The faults that a list of the files shows, such as a missing file or a save that has not ended.
+    """The faults of a checkpoint that a list of its files shows, such as a missing file or a save that has not ended.
 
     No file is opened, so the call takes as long as one listing, and the content of the files does not matter.
 
     Args:
-        store: the output folder or the object store that contains it.
+        store: the output folder or the object store that contains the checkpoint.
         name: `checkpoint-<step>`.
 
     Raises:

@@ -26,8 +26,8 @@ def fault_of_step(optimizer: torch.optim.Optimizer, own: Sequence[Mapping[str, A
     In each group, parameters with the same number of dimensions and the same form of the state (`_form_of`) are
     treated alike, so only the first of them is tried. Parameters without a state are not tried. Without this test, a
     run whose optimizer cannot step with its state would fail in the first step after each start, with an error that
-    names no file. Only optimizers of torch are tested: the step of another optimizer may need more than a gradient,
-    or all ranks.
+    names no file. Only optimizers of torch are tested. The step of another optimizer may need another input than a
+    gradient, or may wait for the other ranks.
 
     Args:
         optimizer: an optimizer that has loaded a state.
@@ -155,7 +155,8 @@ def _is_tested(parameter: Any, state: Any) -> bool:
 
 
 def _sample_of(parameter: torch.Tensor, state: Mapping[Any, Any]) -> _Sample | None:
-    """One element of a parameter, with the state of this element; a step does the same with all elements.
+    """One element of a parameter, with the state of this element. One is enough, because a step treats all elements
+    in the same way.
 
     If a tensor of the state has neither the shape of the parameter nor exactly one element, the sample is the whole
     parameter. The result is None if the whole parameter is needed, and is too large to be copied.

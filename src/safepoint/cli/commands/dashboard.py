@@ -29,10 +29,11 @@ def dashboard(
         int,
         typer.Option(
             metavar="PORT",
-            help="The port; 0 for any free port. If you choose a port, first close all pages of an earlier dashboard "
-            "at this port, and delete the site data of its address in the browser. When the earlier dashboard had "
-            "ended, another user of the machine may have started a program at the port, and the open pages may have "
-            "loaded a page of this program. Such a page can do everything in the new dashboard that you can do.",
+            help="The port; 0 for any free port. If an earlier dashboard has used the port that you choose, first "
+            "close all pages of the earlier dashboard in the browser, and delete the site data of its address. The "
+            "reason: after the earlier dashboard has ended, another user of the machine can start a program at this "
+            "port. The open pages may then load a page of that program, and this page stays open. As soon as the new "
+            "dashboard has the same address, this page can do everything in the new dashboard that you can do.",
             min=0,
             max=65535,
         ),

@@ -188,8 +188,8 @@ def _freeze(jobs: JobPlace[Any], name: str, actor: str) -> Outcome:
         image = location.where(found.manifest.name)
     size = format_bytes(found.manifest.size_bytes)
     return Outcome(
-        sentence=f"The job is frozen in {image} ({size}), after {format_duration(found.frozen_s)}. “Resume” "
-        "continues in the middle of the step.",
+        sentence=f"A process image of the job was made: {image} ({size}; frozen for "
+        f"{format_duration(found.frozen_s)}). “Resume” continues in the middle of the step.",
         document={**job_document(jobs, jobs.job(name)), "image": image, "frozen_s": round(found.frozen_s, 3)},
     )
 

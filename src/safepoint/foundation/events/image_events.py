@@ -6,17 +6,18 @@ from safepoint.foundation.units import format_bytes, format_duration
 
 
 class Frozen(Event, is_warning=True):
-    """The ranks could not save before the deadline. They are in a process image, and their processes have ended."""
+    """The ranks could not save before the deadline. A process image of them was made, and then they have ended."""
 
     path: str
     size_bytes: int
     frozen_s: float
 
     def _sentence(self) -> str:
+        size = format_bytes(self.size_bytes)
         return (
-            f"the ranks did not save before the deadline: they are frozen in the process image "
-            f"{printable(self.path)} ({format_bytes(self.size_bytes)}, made in {format_duration(self.frozen_s)}); to "
-            "restore them, run the same command again"
+            "the ranks did not save before the deadline. A process image of the ranks was made: "
+            f"{printable(self.path)} ({size}; frozen for {format_duration(self.frozen_s)}); to restore them, run the "
+            "same command again"
         )
 
 
@@ -47,9 +48,9 @@ class FrozenOnRequest(Event):
     is_running: bool
 
     def _sentence(self) -> str:
-        after = "they run on" if self.is_running else "they have ended, and the next start of the job restores them"
         size = format_bytes(self.size_bytes)
-        return f"the ranks were frozen in the process image {printable(self.path)} ({size}); {after}"
+        after = "continue to run" if self.is_running else "have ended, and the next start of the job restores them"
+        return f"a process image of the ranks was made: {printable(self.path)} ({size}); the ranks {after}"
 
 
 class ThawedWithoutProgress(Event, is_warning=True):

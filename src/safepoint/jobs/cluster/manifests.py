@@ -84,10 +84,14 @@ class Runtime:
         trains = [job for job in jobs if at(job, "template", "metadata", "labels", _STEP) == "trainer"]
         trains = trains or [job for job in jobs if at(job, "name") == "node"]
         if not trains:
+            namespace = at(self.document, "metadata", "namespace")
+            kinds = (
+                f"clustertrainingruntimes,trainingruntimes -n {namespace}" if namespace else "clustertrainingruntimes"
+            )
             raise UsageError(
                 f"runtime {name_of(self.document)} has no replicated job that trains: none is named `node` or has "
                 f"the label `{_STEP}=trainer`",
-                hint="`kubectl get clustertrainingruntimes,trainingruntimes` lists the runtimes",
+                hint=f"`kubectl get {kinds}` lists the runtimes",
             )
         return trains[0]
 

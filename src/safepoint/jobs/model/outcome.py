@@ -59,7 +59,7 @@ def conclude(
         has_progressed: whether this attempt committed a later step than the step with which it began.
         setbacks: the number of consecutive interruptions without progress before this attempt.
         early_end: see `Progress.early_end`.
-        image: the process image that the launchers are in; None if they were not frozen.
+        image: the process image of the launchers; None if they were not frozen.
         cause: why Safepoint has killed the launchers, as a clause that follows the job's name; empty if Safepoint has
             not killed them.
     """
@@ -77,9 +77,8 @@ def conclude(
         what_is_saved += f" on this machine only; when the job resumes, this step is uploaded to {missing_in}"
     if was_asked and not saved and image is not None:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
-        return Outcome(
-            state=state, exit_code=ExitCode.INTERRUPTED_SAVED, message=f"frozen in {image}; {what_is_saved}"
-        )
+        message = f"its process image is {image}; {what_is_saved}"
+        return Outcome(state=state, exit_code=ExitCode.INTERRUPTED_SAVED, message=message)
     if was_asked:
         state = JobState.PREEMPTED if wanted is RequestedAction.PREEMPT else JobState.SUSPENDED
         message = what_is_saved if saved else f"it was stopped without a save; {what_is_saved}"

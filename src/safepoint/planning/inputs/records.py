@@ -248,7 +248,7 @@ def strategy_in(record: Mapping[str, Any], path: Path, *, is_own: bool = False) 
     if deepspeed is not None:
         zero = deepspeed.get("zero_optimization")
         stage = cast("dict[str, Any]", zero).get("stage") if isinstance(zero, dict) else None
-        # In a set, a list would raise TypeError, and 3.0 and true would count as 3 and 1.
+        # Check the type, too: for Python, 3.0 equals 3, and true equals 1.
         if type(stage) is not int or stage not in (1, 2, 3):
             has = "" if isinstance(record.get("deepspeed"), str) else f" = {shown(stage)}"
             raise UsageError(

@@ -165,7 +165,7 @@ class Boundary:
 
     @property
     def is_save_due(self) -> bool:
-        """Whether this boundary needs a save, whatever the number of its step.
+        """Whether this boundary needs a save even if no save is scheduled at its step.
 
         A save is needed in these cases:
 

@@ -52,7 +52,8 @@ class Deadline:
         why = (
             f"the step and its save need about {needed_s:.1f} s, and {max(0.0, available_s):.1f} s are left"
             if needed_s > available_s
-            else f"{max(0.0, available_s):.1f} s are left, which is just enough to commit a snapshot"
+            else f"the commit of a snapshot and the end of the ranks need about {commit_s + _LEAVING_S:.1f} s, and "
+            f"{max(0.0, available_s):.1f} s are left"
         )
         snapshots.rescue(step + 1, why)
         self._report("commit_snapshot", needed_s, available_s, commit_s)

@@ -170,7 +170,7 @@ class TemplateProcess:
         if channel is not None:
             channel.close()
         if process is not None:
-            process.kill()  # not `terminate`, which does not end a process that is stopped (SIGSTOP)
+            process.kill()  # not `terminate`, which does not end a process that SIGSTOP has suspended
             process.wait()
 
     def _ask(
@@ -191,10 +191,11 @@ class TemplateProcess:
             return None
 
     def _receive(self, limit_s: float) -> Message:
-        """Wait for an answer, as long as the template can run.
+        """Wait for an answer of the template.
 
         Raises:
-            ChannelError: no answer will come.
+            ChannelError: there was no answer within `limit_s`, the template has ended or is suspended (for example by
+                SIGSTOP), or a stop of the ranks was requested.
         """
         assert self._channel is not None
         assert self._process is not None
@@ -203,7 +204,7 @@ class TemplateProcess:
             if self._is_stopping():
                 raise ChannelError("a stop was requested")
             if run_state(Path(f"/proc/{self._process.pid}")) in STOPPED:
-                raise ChannelError("it is stopped")
+                raise ChannelError("it is suspended, for example by SIGSTOP")
             if clock.monotonic_s() > end_s:
                 raise ChannelError("it does not answer")
         message, descriptors = self._channel.receive_message(_ANSWER_S)

@@ -454,7 +454,9 @@ class CheckpointChooser:
             CheckpointError: a copy cannot be moved.
         """
         for left in self._set_aside(lambda path: is_in_the_way and path.name == candidate.name):
-            raise CheckpointError(f"the incomplete copy {left} has the same name and cannot be moved aside")
+            raise CheckpointError(
+                f"the incomplete copy {left} cannot be moved aside, so the complete checkpoint cannot be stored there"
+            )
 
     def _set_aside(self, is_chosen: Callable[[Path], bool]) -> list[Path]:
         """Move checkpoints aside in every folder.

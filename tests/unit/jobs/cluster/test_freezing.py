@@ -68,7 +68,7 @@ def test_a_job_is_suspended_only_after_its_image_is_complete(pod: list[list[str]
     assert set(before) == {1}
     assert namespace.changes[0].startswith("patch trainjobs")
     assert image.path == "pvc://ckpt/x/images/image-1"
-    assert "it is frozen in pvc://ckpt/x/images/image-1" in frozen.message
+    assert "its process image is pvc://ckpt/x/images/image-1" in frozen.message
 
 
 @pytest.mark.parametrize("reported", [{**IMAGE_OF_POD, "path": "/elsewhere"}, {"name": 3}, "text", None])
@@ -94,7 +94,8 @@ def test_an_image_that_the_pod_made_at_its_deadline(reported: Any, monkeypatch: 
     seen = jobs_of(namespace).job(JOB)
     if isinstance(reported, dict) and len(reported) > 1:
         path = "pvc://ckpt/x/images/image-1"
-        assert f"its ranks did not save before the deadline: they are frozen in {path}" in stopped.message
+        said = f"its ranks did not save before the deadline, so a process image of them was made: {path}"
+        assert said in stopped.message
         assert seen.image is not None
         assert seen.image.path == path
         assert seen.image.is_newer_than(seen.safe_step)
@@ -157,7 +158,7 @@ def test_the_image_of_a_job_that_you_may_not_change(pod: list[list[str]], caplog
 @pytest.mark.parametrize(
     ("answer", "kind", "why"),
     [
-        ([{"error": "CRIU lacks a right", "hint": "add it"}], FreezeError, "runs on: .*CRIU lacks a right"),
+        ([{"error": "CRIU lacks a right", "hint": "add it"}], FreezeError, "continues to run: .*CRIU lacks a right"),
         ([{"image": {**IMAGE_OF_POD, "num_pages": "3"}}], FreezeError, "named no image"),
         (AccessDeniedError("no"), AccessDeniedError, "not allowed to create and get pods/exec"),
     ],

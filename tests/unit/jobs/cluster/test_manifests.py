@@ -153,12 +153,19 @@ def test_a_folder_of_each_pod_is_refused_for_several_pods() -> None:
         made(num_nodes=2, settings=RunSettings(output_dir="/tmp/out"))
 
 
-def test_a_runtime_that_does_not_train() -> None:
+@pytest.mark.parametrize(
+    ("metadata", "kinds"),
+    [({}, "clustertrainingruntimes"), ({"namespace": "team"}, "clustertrainingruntimes,trainingruntimes -n team")],
+)
+def test_a_runtime_that_does_not_train(metadata: dict[str, str], kinds: str) -> None:
+    """The hint names the namespace of a TrainingRuntime. A ClusterTrainingRuntime has no namespace."""
     document = runtime()
+    document["metadata"] |= metadata
     (job,) = document["spec"]["template"]["spec"]["replicatedJobs"]
     job["name"], job["template"]["metadata"] = "launcher", {}
-    with pytest.raises(UsageError, match="has no replicated job that trains"):
+    with pytest.raises(UsageError, match="has no replicated job that trains") as raised:
         manifests_for(ClusterSpec(**BASE), Runtime(document=document))
+    assert raised.value.hint == f"`kubectl get {kinds}` lists the runtimes"
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_what_was_asked_for_is_no_setback(wanted: RequestedAction) -> None:
 def test_a_frozen_job_is_suspended_and_names_its_image() -> None:
     """Its launchers were killed. If they saved instead, because they ran on, the checkpoint counts."""
     frozen = end(None, None, wanted=RequestedAction.FREEZE, safe_step=3, image="/images/image-1")
-    assert (frozen.state, frozen.message) == (SUSPENDED, "frozen in /images/image-1; step 3 is saved")
+    assert (frozen.state, frozen.message) == (SUSPENDED, "its process image is /images/image-1; step 3 is saved")
     saved = end(75, 75, wanted=RequestedAction.FREEZE, safe_step=4, image="/images/image-1")
     assert (saved.state, saved.message) == (SUSPENDED, "step 4 is saved")
     assert end(None, safe_step=3, image="/images/image-1").state is RESTARTING

@@ -16,6 +16,7 @@ class Rank:
     def __init__(self, *, available_s: float, step_left_s: float, commit_s: float, can_rescue: bool = True) -> None:
         self.reported: list[DeadlineChoice] = []
         self.rescued: list[int] = []
+        self.reasons: list[str] = []
         self.termination: Any = SimpleNamespace(available_s=available_s)
         context: Any = SimpleNamespace(
             termination=self.termination,
@@ -29,9 +30,13 @@ class Rank:
             commit_s=lambda: commit_s,
             save_s=None,
             taken_step=6,
-            rescue=lambda step, why: self.rescued.append(step),
+            rescue=self._rescue,
         )
         self.deadline = Deadline(context, self.agreement, self.snapshots)
+
+    def _rescue(self, step: int, why: str) -> None:
+        self.rescued.append(step)
+        self.reasons.append(why)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +69,13 @@ def test_a_choice_that_changes_is_told_again() -> None:
     moment.deadline.is_last_boundary_reached = True
     assert moment.deadline.check() is None
     assert len(moment.reported) == 2
+
+
+def test_a_commit_that_may_not_end_in_time_is_reported_as_such() -> None:
+    """The running step has ended. The commit needs more time than is left, and is tried."""
+    moment = Rank(available_s=1, step_left_s=0, commit_s=3)
+    moment.snapshots.save_s = 0.5
+    assert moment.deadline.check() is None
+    assert moment.rescued == [8]
+    said = "the commit of a snapshot and the end of the ranks need about 3.3 s, and 1.0 s are left"
+    assert moment.reasons == [said]

@@ -86,14 +86,14 @@ def test_a_template_that_fails_is_replaced_twice(
 def test_a_template_that_does_not_answer_is_given_up(
     template: Callable[..., TemplateProcess], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After a limit, or at once if it is stopped."""
+    """After a limit, or at once if SIGSTOP has suspended it."""
     monkeypatch.setattr(template_process, "_ANSWER_S", 0.2)
     one = template("send('Ready', num_modules=1, took_s=1.0); time.sleep(600)")
     assert bear(one) is None
     assert "it does not answer" in caplog.records[-1].getMessage()
     one = template("import signal; os.kill(os.getpid(), signal.SIGSTOP)")
     assert bear(one) is None
-    assert "it is stopped" in caplog.records[-1].getMessage()
+    assert "it is suspended, for example by SIGSTOP" in caplog.records[-1].getMessage()
 
 
 def test_an_unfit_template_is_not_replaced(

@@ -86,11 +86,11 @@ def interval(
 ) -> None:
     """Compute the best time between two checkpoints.
 
-    The table shows the time that is lost with other intervals, and how much more that is than with the best interval.
-    Times have a unit: s, m, h or d. The best interval is exact if interruptions come at random with a constant rate.
-    An announced interruption loses no work. An interruption that ends training processes only (--ranks-only) loses
-    the work since the newest snapshot in memory. Any other interruption loses the work since the newest complete
-    checkpoint.
+    For several intervals, the table shows the share of the time that is lost, and how much larger this share is than
+    with the best interval. Times have a unit: s, m, h or d. The best interval is exact if interruptions come at
+    random with a constant rate. An announced interruption loses no work. An interruption that ends training processes
+    only (--ranks-only) loses the work since the newest snapshot in memory. Any other interruption loses the work
+    since the newest complete checkpoint.
 
     Exit codes: 0 the plan is printed; 2 an option is invalid, or the interruptions leave no time for productive work;
     13 the picture cannot be written.

@@ -87,12 +87,13 @@ class Successions:
                 self._reported.add(name)
                 _log.warning(
                     "someone changed the plan to scale job %s after Safepoint wrote the plan, so the job is not "
-                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s` deletes the plan; "
-                    "if job %s no longer exists, this also deletes what was made for the job: submit it again with "
-                    "the same --output-dir",
+                    "scaled; the plan is stored in TrainJob %s, and `kubectl delete trainjob %s -n %s` deletes the "
+                    "plan; if job %s no longer exists, this also deletes what was made for the job: submit it again "
+                    "with the same --output-dir",
                     job,
                     name,
                     name,
+                    self._api.namespace,
                     job,
                 )
 
@@ -148,8 +149,8 @@ class Successions:
             raise ConflictError(
                 f"job {job.name} was not scaled: TrainJob {name_of(document)}, which stores the plan for the "
                 "scaling, was changed right after Safepoint had created it",
-                hint=f"`kubectl delete trainjob {name_of(document)}` deletes this TrainJob; then scale the job once "
-                "more",
+                hint=f"`kubectl delete trainjob {name_of(document)} -n {self._api.namespace}` deletes this TrainJob; "
+                "then scale the job once more",
             )
         return written
 
@@ -175,8 +176,8 @@ class Successions:
             raise ConflictError(
                 f"job {plan.job} was not scaled to {plan.num_nodes} nodes: its TrainJob was changed meanwhile, or "
                 "another program than Safepoint wrote the plan for the scaling",
-                hint=f"`kubectl get trainjob {plan.job} -o yaml` shows the TrainJob; then resume or scale the job "
-                "once more",
+                hint=f"`kubectl get trainjob {plan.job} -n {self._api.namespace} -o yaml` shows the TrainJob; then "
+                "resume or scale the job once more",
             )
 
     def release(self, plan: Plan, old: Object, job: ClusterJob) -> None:

@@ -104,15 +104,16 @@ def check_claim(api: ClusterApi, output: str | None, num_nodes: int) -> None:
     if found is None:
         raise NotFoundError(
             f"there is no claim {claim} in namespace {api.namespace}; nothing was done",
-            hint="`kubectl get pvc` lists the claims",
+            hint=f"`kubectl get pvc -n {api.namespace}` lists the claims",
         )
     if at(found, "metadata", "deletionTimestamp"):
         raise ConflictError(f"claim {claim} is being deleted; nothing was done", hint="use another claim")
     modes = set(map(str, items(found, "spec", "accessModes")))
     if modes and modes <= {"ReadOnlyMany"}:
+        fitting = "ReadWriteMany or ReadWriteOnce" if num_nodes == 1 else "ReadWriteMany"
         raise ConflictError(
             f"claim {claim} is ReadOnlyMany, so the job cannot save to it; nothing was done",
-            hint="use a claim that is ReadWriteMany or ReadWriteOnce, or an object store",
+            hint=f"use a claim that is {fitting}, or an object store",
         )
     if num_nodes > 1 and not modes & {"ReadWriteMany"}:
         raise ConflictError(
@@ -137,7 +138,7 @@ def _check_gets_volume(api: ClusterApi, claim: str) -> None:
         if at(last, "reason") in {"FailedBinding", "ProvisioningFailed"}:
             raise ConflictError(
                 f"claim {claim} is Pending, and gets no volume: {at(last, 'message')}; nothing was done",
-                hint=f"`kubectl describe pvc {claim}` shows more; or use another claim",
+                hint=f"`kubectl describe pvc {claim} -n {api.namespace}` shows more; or use another claim",
             )
 
 

@@ -40,7 +40,7 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
     if found is None:
         raise NotFoundError(
             f"there is no claim {name} in namespace {api.namespace}; nothing was done",
-            hint="`kubectl get pvc` lists the claims",
+            hint=f"`kubectl get pvc -n {api.namespace}` lists the claims",
         )
     if at(found, "metadata", "deletionTimestamp"):
         raise ConflictError(f"claim {name} is being deleted; nothing was done")
@@ -50,7 +50,8 @@ def _find_claim(api: ClusterApi, name: str, *, may_bind: bool) -> Object:
     if phase != "Bound" and not may_bind:
         raise ConflictError(
             f"claim {name} is {phase or 'Pending'}: it has no volume yet, and so no checkpoints; nothing was done",
-            hint=f"`kubectl describe pvc {name}` shows what it waits for; many claims wait for their first pod",
+            hint=f"`kubectl describe pvc {name} -n {api.namespace}` shows what it waits for; many claims wait for "
+            "their first pod",
         )
     return found
 
@@ -85,7 +86,7 @@ def _node_of(api: ClusterApi, claims: list[Object]) -> tuple[str | None, list[An
         users = " and ".join(f"{claim} by pod {pod} on node {node}" for node, (claim, pod) in bound.items())
         raise ConflictError(
             f"claims that only one node can mount are in use on different nodes: {users}; nothing was done",
-            hint="try again when one of these pods has ended",
+            hint="try again when the pods that use these claims have ended on all of these nodes except one",
         )
     return next(iter(bound), None), tolerations
 

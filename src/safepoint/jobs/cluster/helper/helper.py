@@ -212,7 +212,7 @@ def _pod_of(api: ClusterApi, job: Object) -> Object | None:
 
 
 def _answer(api: ClusterApi, job: Object, pod: Object, receive: Receive, memory: str) -> Ending:
-    """Pass the command's output in the pod's log to `receive`, and return the result of the command.
+    """Read the pod's log: pass the command's output to `receive`, and return the command's result.
 
     Raises:
         SafepointError: the pod has ended before it reported the result of the command, or the answer cannot be read.

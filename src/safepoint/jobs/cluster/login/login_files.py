@@ -41,7 +41,7 @@ def read_login_file(path: str) -> bytes:
 
 def without_files(config: SingleConfig) -> SingleConfig:
     """The configuration with the content of the certificate authority's file in place of the path of this file, and
-    without the client's certificate.
+    without the client's certificate and key.
 
     As in kubectl, content in the kubeconfig takes precedence over a file.
     """

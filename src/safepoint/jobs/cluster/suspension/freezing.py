@@ -71,7 +71,7 @@ def freeze_job(
             f"job {job.name} is {stopped.state}: it ended before it was suspended; the image {images[0].path} stays",
             hint=f"`safepoint status {job.name}` shows how it ended",
         )
-    message = f"it is frozen in {images[0].path}, which was read and checked before the job was suspended"
+    message = f"its process image is {images[0].path}, which was read and checked before the job was suspended"
     return replace(stopped, message=message, receipt=None, image=images[0]), images[0]
 
 
@@ -113,8 +113,10 @@ def _request(
         pod, answer = ask_first_pod(api, seen, _MODULE, what, limit_s=limit_s)
     except SafepointError as error:
         kind = AccessDeniedError if isinstance(error, AccessDeniedError) else FreezeError
-        raise kind(f"job {job.name} was not frozen, and runs on: {error.message}", hint=error.hint) from error
+        raise kind(
+            f"job {job.name} was not frozen, and continues to run: {error.message}", hint=error.hint
+        ) from error
     image = image_of(at(answer, "image"), job.output)
     if image is None:
-        raise FreezeError(f"job {job.name} was not frozen, and runs on: pod {pod} named no image")
+        raise FreezeError(f"job {job.name} was not frozen, and continues to run: pod {pod} named no image")
     return image

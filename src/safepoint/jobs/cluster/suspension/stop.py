@@ -351,7 +351,9 @@ def _what_is_saved(job: ClusterJob, before: JobState | None = None, reason: str 
 
 
 def _frozen_in(image: PodImage | None) -> str:
-    return "" if image is None else f"its ranks did not save before the deadline: they are frozen in {image.path}"
+    if image is None:
+        return ""
+    return f"its ranks did not save before the deadline, so a process image of them was made: {image.path}"
 
 
 def _joined(*parts: str) -> str:

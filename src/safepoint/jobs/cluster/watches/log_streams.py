@@ -65,9 +65,9 @@ class Position:
     def new_lines(self, lines: Iterator[str]) -> Iterator[str]:
         """Yield the texts of the lines that were not read before. Each line begins with its time and a space.
 
-        The API server takes the time at which a stream begins in whole seconds. So it sends all lines from the second
-        of the last line again. A very long line arrives in several parts, and only the first part begins with a time.
-        If the last stream ended within a line, only the rest of this line is new.
+        The API server accepts the start time of a stream only in whole seconds. So a new stream repeats all lines of
+        the second in which the last line was written. A very long line arrives in several parts, and only the first
+        part begins with a time. If the last stream ended within a line, only the rest of this line is new.
         """
         before, num_before, num_read = self.time, self._num_at_time, self._num_read
         num_old: float = 0  # the number of characters to skip in the rest of the current line: they were read before

@@ -47,7 +47,8 @@ def provide_workspace(targets: Iterable[str]) -> None:
             raise UsageError(
                 f"{path} exists on this machine, and is no link to {content}; the initializer needs that path, and "
                 "nothing was started",
-                hint=f"move {path} away, or read the data from its own path without an initializer",
+                hint=f"move {path} away, or leave the initializer out, and let the script read the data or the model "
+                "from where it is stored",
             )
         _check_folder(path)
         try:

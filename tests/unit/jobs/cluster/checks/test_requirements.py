@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from safepoint.errors import ConflictError
+from safepoint.errors import ConflictError, NotFoundError
 from safepoint.jobs.cluster.api import ClusterApi
 from safepoint.jobs.cluster.checks.requirements import check_claim
 from tests.support.cluster.kept import Kept
@@ -63,3 +63,24 @@ def test_a_claim_that_a_job_cannot_use(api: ClusterApi, said: str) -> None:
 def test_a_claim_that_may_be_used(api: ClusterApi) -> None:
     """Many claims get their volume with their first pod."""
     check_claim(api, "pvc://ckpt/x", 1)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "fitting"), [(1, "ReadWriteMany or ReadWriteOnce, or an"), (2, "ReadWriteMany, or an")]
+)
+def test_the_hint_about_a_claim_that_is_only_read_fits_the_number_of_pods(num_nodes: int, fitting: str) -> None:
+    """Pods on several nodes cannot use a claim that is ReadWriteOnce."""
+    with pytest.raises(ConflictError, match="ReadOnlyMany") as raised:
+        check_claim(namespace("ReadOnlyMany"), "pvc://ckpt/x", num_nodes)
+    assert raised.value.hint == f"use a claim that is {fitting} object store"
+
+
+def test_commands_in_hints_about_claims_name_the_namespace() -> None:
+    """The namespace of the user's kubectl may be another one."""
+    with pytest.raises(NotFoundError) as missing:
+        check_claim(namespace("ReadWriteMany"), "pvc://other/x", 1)
+    assert missing.value.hint == "`kubectl get pvc -n team` lists the claims"
+    pending = namespace("ReadWriteMany", phase="Pending", events=(event("FailedBinding", 1),))
+    with pytest.raises(ConflictError) as unbound:
+        check_claim(pending, "pvc://ckpt/x", 1)
+    assert "`kubectl describe pvc ckpt -n team`" in str(unbound.value.hint)

@@ -103,8 +103,28 @@ def test_a_claim_that_cannot_be_mounted(found: Any, words: str) -> None:
 
 
 def test_there_is_no_such_claim() -> None:
-    with pytest.raises(NotFoundError, match="there is no claim ckpt in namespace team"):
+    with pytest.raises(NotFoundError, match="there is no claim ckpt in namespace team") as raised:
         basis(persistentvolumeclaims=[])
+    assert raised.value.hint == "`kubectl get pvc -n team` lists the claims"
+
+
+def test_the_hint_about_a_claim_without_a_volume_names_the_namespace() -> None:
+    with pytest.raises(ConflictError) as raised:
+        basis(persistentvolumeclaims=[claim("ReadWriteOnce", phase="Pending")])
+    assert "`kubectl describe pvc ckpt -n team`" in str(raised.value.hint)
+
+
+def test_claims_that_are_in_use_on_three_nodes() -> None:
+    """The helper can run when the pods of two nodes have ended: not when one of the three pods has ended."""
+    names = ("ckpt", "data", "model")
+    claims = [{**claim("ReadWriteOnce"), "metadata": {"name": name}} for name in names]
+    pods = [pod(f"node-{name}", claim=name) for name in names]
+    request = HelperRequest(arguments=("x",), claims=names, is_read_only=True)
+    for used in (pods, pods[1:]):
+        with pytest.raises(ConflictError, match="in use on different nodes") as raised:
+            basis(persistentvolumeclaims=claims, pods=used, request=request)
+        assert "have ended on all of these nodes except one" in str(raised.value.hint)
+    assert basis(persistentvolumeclaims=claims, pods=pods[2:], request=request).node == "node-model"
 
 
 def test_the_image_is_that_of_the_newest_job_with_the_claim() -> None:

@@ -78,7 +78,7 @@ def test_a_frozen_job_is_suspended_and_goes_on_in_the_same_attempt(place: Place)
     freeze()
     job = place.job()
     image = job_folder("a") / "images" / "image-1"
-    assert (job.state, job.message) == (JobState.SUSPENDED, f"frozen in {image}; nothing is saved yet")
+    assert (job.state, job.message) == (JobState.SUSPENDED, f"its process image is {image}; nothing is saved yet")
     assert image_of("a") == ("a", str(image))
     wait_until(lambda: supervisor_pid("a") is None)
     assert place.history.attempts("a")[0].ended
