@@ -11,12 +11,10 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from pathlib import Path
 
 from safepoint.checkpoint.commit import FolderDestination, commit, discarding
 from safepoint.checkpoint.format.catalog import step_of
-from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Describe, FileEntry, Manifest, Trigger
 from safepoint.checkpoint.format.verify import compare_listing
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -26,21 +24,18 @@ from safepoint.checkpoint.remote.store_destination import StoreDestination
 from safepoint.checkpoint.remote.verified_upload import SourceFile
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.inventory import Inventory, Item
-from safepoint.checkpoint.tools.model_files import ARCHIVE, is_exported, must_be_archive
+from safepoint.checkpoint.tools.model_files import check_written, checking, is_examined, may_export
 from safepoint.errors import (
     CheckpointError,
     ConflictError,
-    ObjectNotFoundError,
-    SafepointError,
     StorageError,
     UsageError,
     printable,
 )
 from safepoint.foundation import clock
-from safepoint.foundation.bounded_json import MAX_BYTES, parse_value
 from safepoint.foundation.shared_folders.leases import reading
 from safepoint.foundation.units import ByteCounter, plural
-from safepoint.storage.browsing import StorePath, browse
+from safepoint.storage.browsing import browse
 from safepoint.storage.location import Location
 from safepoint.storage.opening import open_store
 from safepoint.storage.store import Store
@@ -57,8 +52,6 @@ _TRAINING_ONLY = re.compile(
 _WEIGHTS = re.compile(r"(model|adapter_model|pytorch_model)([-_.].*)?\.(safetensors|bin)")
 
 
-_MODULES = "modules.json"
-_OF_LIBRARY = re.compile(r"sentence_transformers(\.\w+)*\.[A-Z]\w*")
 _log = logging.getLogger("safepoint")
 
 
@@ -188,61 +181,50 @@ def export(
     manifest = source.complete_manifest(item)
     data = browse(source.store, item.prefix)
     chosen = [entry for entry in manifest.files if not _TRAINING_ONLY.fullmatch(entry.path)]
-    entries = tuple(
-        entry
-        for entry in chosen
-        if is_exported(entry.path, with_code=with_code) and (with_code or _has_no_code(data, entry))
-    )
+    entries = tuple(entry for entry in chosen if may_export(data / entry.path, with_code=with_code))
     if not any(is_whole(entry.path) for entry in entries):
         raise CheckpointError(
             f"{item.where} holds no model in a known format (strategy {manifest.strategy}); nothing was exported",
             hint="resume from this checkpoint and save the model in the script",
         )
-    left_out = [entry.path for entry in chosen if entry not in entries]
-    if left_out:
-        _log.warning(
-            "the export leaves out %s of %s, such as %s: only data of a model is exported, and nothing that a "
-            "program would run or obey. If you trust the code in the checkpoint, --with-code exports it, too",
-            plural(len(left_out), "file"),
-            item.where,
-            printable(left_out[0]),
-        )
+    warn_of_left_out([entry.path for entry in chosen if entry not in entries], item.where)
     counter = ByteCounter(progress, sum(entry.size_bytes for entry in entries))
     check_empty(target, has_manifest=True)
     if target.is_folder:
-        export_to_folder(target, lambda working: _fetch(source, item, entries, working, counter))
+
+        def write(working: Path) -> None:
+            _fetch(source, item, entries, working, counter)
+            if not with_code:
+                check_written(working, [entry.path for entry in entries])
+
+        export_to_folder(target, write)
     else:
         with _leased(source, item):
             model = _source_files(source, item, entries)
+            if not with_code:
+                # The files that are examined are read as streams: the bytes that are sent are the ones examined.
+                model = [
+                    checking(file, (data / file.path).content) if is_examined(file.path) else file for file in model
+                ]
             export_to_store(target, model, describe=as_final(manifest), progress=counter.add)
     return [entry.path for entry in entries]
 
 
-def _has_no_code(data: StorePath, entry: FileEntry) -> bool:
-    """Whether the file of `entry` makes no usual loader run code, or import anything but the loader's own classes.
+def warn_of_left_out(paths: Sequence[str], where: object) -> None:
+    """Warn about files that an export leaves out because of `model_files.may_export`.
 
-    A file that programs load with `torch.load` must be an archive of `torch.save`. Loaders apply `weights_only` to
-    archives, but some programs unpickle a file that is not an archive.
-
-    sentence-transformers before release 6 imports the classes and functions that `modules.json` names, even from
-    installed packages, and calls them with a path that the file states. If such a function unpickles a file, it runs
-    code.
+    Args:
+        paths: the files; without a file, there is no warning.
+        where: the checkpoint.
     """
-    if must_be_archive(entry.path):
-        # Other errors of the store end the export: it must not leave out weights because of them.
-        with contextlib.suppress(FileNotFoundError, ObjectNotFoundError), (data / entry.path).open("rb") as file:
-            return file.read(len(ARCHIVE)) == ARCHIVE
-        return True  # the copy reports that the file is missing
-    if PurePosixPath(entry.path).name.casefold() != _MODULES:
-        return True
-    with contextlib.suppress(OSError, ValueError, SafepointError), (data / entry.path).open("rb") as file:
-        content = file.read(entry.size_bytes + 1) if entry.size_bytes <= MAX_BYTES else b""
-        modules: Any = parse_value(content)
-        listed = cast("list[Any]", modules) if isinstance(modules, list) else [None]
-        named = [cast("dict[str, Any]", one).get("type") if isinstance(one, dict) else None for one in listed]
-        is_same = digest_bytes(content) == entry.digest
-        return is_same and all(isinstance(one, str) and _OF_LIBRARY.fullmatch(one) for one in named)
-    return False
+    if paths:
+        _log.warning(
+            "the export leaves out %s of %s, such as %s: only data of a model is exported, and nothing that a "
+            "program would run or obey. If you trust the code in the checkpoint, --with-code exports it, too",
+            plural(len(paths), "file"),
+            where,
+            printable(paths[0]),
+        )
 
 
 def as_final(manifest: Manifest) -> Describe:

@@ -21,7 +21,7 @@ from safepoint.checkpoint.tools import copy as copying
 from safepoint.checkpoint.tools.atomic_export import check_empty, export_to_folder, export_to_store
 from safepoint.checkpoint.tools.copy import Progress
 from safepoint.checkpoint.tools.inventory import Inventory, Item, Kind
-from safepoint.checkpoint.tools.model_files import is_exported
+from safepoint.checkpoint.tools.model_files import checking, may_export
 from safepoint.checkpoint.weights.budget import Budget, Cost
 from safepoint.checkpoint.weights.dcp_weights import METADATA, dcp_weights
 from safepoint.checkpoint.weights.state_dict_weights import state_dict_file, state_dict_weights
@@ -235,14 +235,13 @@ def _model(
 ) -> list[SourceFile]:
     """The files of the model, in the layout that `from_pretrained` reads."""
     entries = {} if manifest is None else {entry.path: entry for entry in manifest.files}
-    beside = [
-        path
-        for path in folder.iterdir()
-        if path.is_file() and is_exported(path.name, with_code=with_code) and _is_beside(path.name)
-    ]
+    beside = [path for path in folder.iterdir() if path.is_file() and _is_beside(path.name)]
+    chosen = [path for path in beside if may_export(path, with_code=with_code)]
+    copying.warn_of_left_out([path.key for path in beside if path not in chosen], folder)
+    files = [SourceFile(path.key, path.content, entries.get(path.key)) for path in chosen]
     return [
         *(SourceFile(name, content) for name, content in gather(weights, known=known).items()),
-        *(SourceFile(path.name, path.content, entries.get(path.name)) for path in beside),
+        *(file if with_code else checking(file, path.content) for file, path in zip(files, chosen, strict=True)),
     ]
 
 
