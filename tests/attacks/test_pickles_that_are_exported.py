@@ -33,10 +33,10 @@ def torch_saved() -> bytes:
     return file.getvalue()
 
 
-def export(root: Path, files: dict[str, bytes], **options: bool) -> list[str]:
+def export(root: Path, files: dict[str, bytes], with_code: bool = False) -> list[str]:
     commit(prepared(root / "out"), 10, {0: files})
     inventory, _ = open_inventory(str(root / "out"))
-    return copy.export(inventory, inventory.item(), Location.of_folder(root / "model"), **options)
+    return copy.export(inventory, inventory.item(), Location.of_folder(root / "model"), with_code=with_code)
 
 
 @pytest.mark.parametrize("content", [*(pickle.dumps({"w": 1}, number) for number in range(6)), b"", b"GGUF"])
@@ -91,7 +91,7 @@ _LAYOUTS = {
 """Of the second and third layout, the weights are exported by another way."""
 
 
-def export_any(root: Path, files: dict[str, bytes], *, target: str = "model", **options: bool) -> set[str]:
+def export_any(root: Path, files: dict[str, bytes], *, target: str = "model", with_code: bool = False) -> set[str]:
     """Export by the command's way, and return the files at the target that are no weights."""
     commit(prepared(root / "out"), 10, {0: files})
     inventory, _ = open_inventory(str(root / "out"))
@@ -99,7 +99,9 @@ def export_any(root: Path, files: dict[str, bytes], *, target: str = "model", **
     if target == "bucket":
         place = Location(scheme=Scheme.S3, bucket="bucket", path="model")
     return {
-        name for name in export_item(inventory, inventory.item(), place, **options) if name != "model.safetensors"
+        name
+        for name in export_item(inventory, inventory.item(), place, with_code=with_code)
+        if name != "model.safetensors"
     }
 
 

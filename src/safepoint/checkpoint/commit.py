@@ -15,7 +15,6 @@ file is written (`checkpoint.tools.atomic_export`).
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -26,7 +25,7 @@ from safepoint.checkpoint.format.verify import compare_listing, is_newer_format,
 from safepoint.errors import ConflictError, SaveError
 from safepoint.foundation import files
 from safepoint.foundation.shared_folders import no_links
-from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.shared_folders.opening import copy_at_most, open_regular
 from safepoint.foundation.volumes.needed import shortage
 
 Record = Manifest | NodePart
@@ -195,19 +194,23 @@ def link_or_copy(source: Path, target: Path) -> None:
     user's file.
 
     Raises:
-        OSError: the file cannot be copied, or the copy would fill the disk. (A sparse `source` may state any size, so
-            its size is compared with the free space before the copy.)
+        OSError: the file cannot be copied, it has grown while it was copied, or the copy would fill the disk. (A
+            sparse `source` may state any size, so its size is compared with the free space before the copy.)
     """
     try:
         no_links.link(source, target)
     except OSError:
         with open_regular(source) as file:
-            why = shortage(target.parent, [(target.name, os.fstat(file.fileno()).st_size)])
+            size_bytes = os.fstat(file.fileno()).st_size
+            why = shortage(target.parent, [(target.name, size_bytes)])
             if why:
                 raise OSError(errno.ENOSPC, f"it cannot be copied: {why}", str(source)) from None
             descriptor = no_links.create_file(target)
             with os.fdopen(descriptor, "wb") as copy:
-                shutil.copyfileobj(file, copy)
+                num_copied = copy_at_most(file, copy.write, size_bytes)
+            if num_copied > size_bytes:
+                no_links.unlink(target)
+                raise OSError(errno.EAGAIN, "it has grown while it was copied", str(source)) from None
 
 
 def fsync_parents(root: Path, paths: Iterable[str]) -> None:

@@ -78,7 +78,8 @@ def adopt_scripts_model(output: OutputFolder, end: TrainingEnd) -> bool:
         target = working / path
         no_links.make_folders(target.parent)
         link_or_copy(source / path, target)
-        entries.append(FileEntry.of(path, digest_file(target)))
+        # If the file grows while it is read, its entry has another size than the file, and the commit fails.
+        entries.append(FileEntry.of(path, digest_file(target, expected_bytes=target.lstat().st_size)))
     destination = FolderDestination(working, final_folder(output), trash=output.trash, is_durable=False)
     commit(destination, end.describe(tuple(entries)))
     return True

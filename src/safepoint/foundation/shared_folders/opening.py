@@ -6,8 +6,8 @@ write would change the file there too.
 
 import errno
 import os
-import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +20,7 @@ NOT_A_FILE = frozenset(
 one."""
 _MAX_COPIED_BYTES = 256 << 20
 _NUM_OPENS = 10
+_CHUNK_BYTES = 1 << 20
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
@@ -30,6 +31,30 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     """
     with open_regular(path) as file:
         return file.read(max_bytes + 1)
+
+
+def copy_at_most(source: BinaryIO, write: Callable[[bytes], object], num_bytes: int) -> int:
+    """Copy a file from its position to its end, but at most `num_bytes` and one byte more.
+
+    The byte more shows that the file has grown. Without a limit, the owner of a file could let it grow as a sparse
+    file while it is copied, and so fill the disk of the copy.
+
+    Args:
+        source: the file.
+        write: receives the bytes, in order.
+        num_bytes: the size that the file should have, or the size of the largest file that is allowed.
+
+    Returns:
+        The number of bytes that were copied. If it is larger than `num_bytes`, the caller must not use the copy.
+
+    Raises:
+        OSError: the file cannot be read, and whatever `write` raises.
+    """
+    done = 0
+    while piece := source.read(min(_CHUNK_BYTES, num_bytes + 1 - done)):
+        write(piece)
+        done += len(piece)
+    return done
 
 
 def open_regular(path: Path, *, below: Path | None = None) -> BinaryIO:
@@ -71,13 +96,22 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def _replace_by_copy(path: Path, size_bytes: int) -> None:
+    def fill(copy: BinaryIO) -> None:
+        # The file may have grown since its size was read.
+        if copy_at_most(file, copy.write, _MAX_COPIED_BYTES) > _MAX_COPIED_BYTES:
+            raise _too_large(path)
+
     if size_bytes > _MAX_COPIED_BYTES:
-        raise OSError(
-            errno.EFBIG, "it has a second hard link, and is too large to be copied before it is written", str(path)
-        )
+        raise _too_large(path)
     with open_regular(path) as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
-        no_links.replace_file(path, lambda copy: shutil.copyfileobj(file, copy), mode)
+        no_links.replace_file(path, fill, mode)
+
+
+def _too_large(path: Path) -> OSError:
+    return OSError(
+        errno.EFBIG, "it has a second hard link, and is too large to be copied before it is written", str(path)
+    )
 
 
 def count_names(path: Path, descriptor: int) -> int:

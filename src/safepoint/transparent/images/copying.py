@@ -13,12 +13,10 @@ from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.checkpoint.remote.fetch import check_room
 from safepoint.errors import ConflictError, ImageError
 from safepoint.foundation.shared_folders import no_links
-from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.shared_folders.opening import copy_at_most, open_regular
 from safepoint.transparent.images.location import ImageLocation, Progress
 from safepoint.transparent.images.manifest import ImageManifest
 from safepoint.transparent.images.names import number_of, part_name
-
-_CHUNK_BYTES = 1 << 20
 
 
 def needed_by(source: ImageLocation, names: Iterable[str]) -> list[ImageManifest]:
@@ -98,10 +96,13 @@ def _copy_file(source: Path, target: Path, entry: FileEntry, progress: Progress 
     digester = FileDigester()
     descriptor = no_links.create_file(target, 0o600)
     with os.fdopen(descriptor, "wb") as copied, open_regular(source) as file:
-        while piece := file.read(_CHUNK_BYTES):
+
+        def write(piece: bytes) -> None:
             copied.write(piece)
             digester.update(memoryview(piece))
             if progress is not None:
                 progress(len(piece))
+
+        copy_at_most(file, write, entry.size_bytes)  # if the file has grown, its digest does not match
     if FileEntry.of(entry.path, digester.result()) != entry:
         raise ImageError(f"{source} was altered after it was written: its digest does not match; it was not copied")

@@ -14,7 +14,7 @@ from safepoint.checkpoint.format.manifest import FileEntry
 from safepoint.errors import ImageError
 from safepoint.foundation import clock
 from safepoint.foundation.shared_folders import no_links
-from safepoint.foundation.shared_folders.opening import open_regular
+from safepoint.foundation.shared_folders.opening import copy_at_most, open_regular
 from safepoint.transparent.images.location import ImageLocation, NewImage, source_of
 from safepoint.transparent.images.manifest import (
     MOST_FILE_BYTES,
@@ -36,7 +36,6 @@ _PAGES = re.compile(r"pages-(0|[1-9][0-9]{0,4})\.img")
 _PAGEMAP = re.compile(r"pagemap-.*\.img")
 _IDS = re.compile(r"ids-[0-9]+\.img")
 """CRIU writes one such file for each process. (It writes a `core-N.img` for each thread.)"""
-_CHUNK_BYTES = 1 << 20
 _log = logging.getLogger("safepoint")
 _MODE = 0o600
 _MOST_COPIED_BYTES = MOST_FILE_BYTES - (1 << 20)
@@ -213,11 +212,11 @@ def _read_pagemaps(folder: Path) -> dict[int, int]:
 def _copy(source: Path, target: Path, protection: FileProtection | None) -> FileDigest:
     descriptor = no_links.create_file(target, _MODE)
     with os.fdopen(descriptor, "wb") as copy, open_regular(source) as file:
-        if os.fstat(file.fileno()).st_size > _MOST_COPIED_BYTES:
-            raise ImageError(f"CRIU's {source.name} has more than {_MOST_COPIED_BYTES} bytes; the image was not kept")
         writer = ProtectedWriter(copy, protection)
-        while piece := file.read(_CHUNK_BYTES):
-            writer.write(piece)
+        is_too_large = os.fstat(file.fileno()).st_size > _MOST_COPIED_BYTES
+        # The file may have grown since its size was read.
+        if is_too_large or copy_at_most(file, writer.write, _MOST_COPIED_BYTES) > _MOST_COPIED_BYTES:
+            raise ImageError(f"CRIU's {source.name} has more than {_MOST_COPIED_BYTES} bytes; the image was not kept")
         return writer.end()
 
 
