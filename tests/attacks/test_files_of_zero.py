@@ -3,7 +3,10 @@
 The converted copy must not fill a disk of others, and the start must not end with an error that names no file.
 """
 
+import contextlib
 import os
+import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from safepoint.checkpoint.format.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from safepoint.errors import CheckpointError, StorageError
 from safepoint.foundation.volumes import needed
 from safepoint.foundation.volumes.room import Room
@@ -19,6 +23,7 @@ from safepoint.training.integrations.deepspeed.partitions import Partitions
 from safepoint.training.integrations.deepspeed.universal import Universal
 from safepoint.training.integrations.transformers.sharding import repartition
 from safepoint.training.integrations.transformers.sharding.repartition import Repartition
+from tests.support.checkpoints import commit, prepared
 from tests.support.zero import random_states, write_zero
 
 
@@ -117,3 +122,46 @@ def test_values_of_other_kinds(
     one._folders, one._peers, one._copying = SimpleNamespace(is_owner=True), None, [0]
     with pytest.raises(CheckpointError, match="checkpoint-5"):
         one._make(saved, SimpleNamespace(step=5, world_size=1), "training was not started")
+
+
+def _manifest_of_best(folder: Path) -> Any:
+    """The manifest that `Repartition` reads of a checkpoint that is loaded at the end, or None."""
+    found: list[Any] = []
+    one: Any = object.__new__(Repartition)
+    one._copy = None
+    one._context = SimpleNamespace(place=SimpleNamespace(is_first=True))
+    one._peers = SimpleNamespace(from_first=found.append)
+    one.close = lambda: None
+    one._copy_later(folder)
+    return found[0]
+
+
+def test_the_manifest_of_the_best_checkpoint_is_a_pipe(tmp_path: Path) -> None:
+    """The first rank does not wait for a writer. What comes out of the pipe is no manifest."""
+    good = commit(prepared(tmp_path / "out"), 4)
+    assert _manifest_of_best(good) is not None
+    pipe = tmp_path / "checkpoint-5" / MANIFEST_NAME
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write_bytes((good / MANIFEST_NAME).read_bytes())
+
+    threading.Thread(target=write, daemon=True).start()
+    assert _manifest_of_best(pipe.parent) is None
+
+
+def test_the_manifest_of_the_best_checkpoint_is_a_hole(tmp_path: Path) -> None:
+    """No more of it is read than a manifest may have. A sparse file can state any size."""
+    hole = tmp_path / "checkpoint-5" / MANIFEST_NAME
+    hole.parent.mkdir()
+    hole.touch()
+    os.truncate(hole, 4 * MAX_MANIFEST_BYTES)
+    tracemalloc.start()
+    try:
+        assert _manifest_of_best(hole.parent) is None
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 3 * MAX_MANIFEST_BYTES

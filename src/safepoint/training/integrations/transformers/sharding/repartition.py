@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from safepoint.checkpoint.format.catalog import checkpoint_name
-from safepoint.checkpoint.format.manifest import MANIFEST_NAME, Manifest
-from safepoint.checkpoint.format.verify import verify
+from safepoint.checkpoint.format.manifest import Manifest
+from safepoint.checkpoint.format.verify import read_manifest, verify
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides
@@ -202,7 +202,7 @@ class Repartition:
             # If another program wrote the checkpoint, or if the checkpoint is damaged, DeepSpeed reports the error
             # while it loads.
             with contextlib.suppress(OSError, ManifestError):
-                manifest = Manifest.from_bytes((path / MANIFEST_NAME).read_bytes())
+                manifest = read_manifest(path)
         manifest = self._peers.from_first(manifest)
         if manifest is None or not _is_needed(self._trainer, manifest):
             return
