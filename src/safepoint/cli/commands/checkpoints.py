@@ -421,7 +421,7 @@ def repair_(
         raise CheckpointError(
             f"{plural(len(found.damaged), 'checkpoint')} in {location} "
             f"{'is' if len(found.damaged) == 1 else 'are'} damaged and not removed",
-            hint="--drop-damaged removes them",
+            hint="leave out --dry-run to remove them" if drop_damaged else "--drop-damaged removes them",
         )
 
 

@@ -224,6 +224,22 @@ def test_a_dry_run_says_what_it_would_do(output: Path) -> None:
     assert len(list_checkpoints(output)) == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ((), "--drop-damaged removes them"),
+        (("--dry-run",), "--drop-damaged removes them"),
+        (("--drop-damaged", "--dry-run"), "leave out --dry-run to remove them"),
+    ],
+)
+def test_how_damaged_checkpoints_are_removed(options: tuple[str, ...], hint: str, output: Path) -> None:
+    """The hint names the option that is missing, or the option that is too much."""
+    (output / "checkpoint-20" / "model.safetensors").unlink()
+    error = CliRunner().invoke(app, ["repair", str(output), *options]).exception
+    assert isinstance(error, CheckpointError)
+    assert error.hint == hint
+
+
 def test_why_there_is_nothing_to_adopt(output: Path, tmp_path: Path) -> None:
     """An unfinished checkpoint, or one of another user, has no manifest."""
     whole = f"nothing to adopt in {output}: every checkpoint has a manifest\n"
