@@ -25,7 +25,7 @@ from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
 from safepoint.checkpoint.format.verify import Fault
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.local.retention import parse_policies
-from safepoint.checkpoint.pickles.loading import refusal, states_of
+from safepoint.checkpoint.pickles.loading import check_memory, refusal, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
@@ -445,6 +445,8 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             ) from error
         if hasattr(value, "load_state_dict"):
             optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
+            if not optimizers and not isinstance(value, torch.nn.Module):
+                check_memory(path, content, value.state_dict if hasattr(value, "state_dict") else dict)
             with (
                 states_of(path),
                 checked_optimizers(path, *optimizers),
@@ -454,6 +456,7 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
             ):
                 value.load_state_dict(content)
         elif isinstance(value, dict):
+            check_memory(path, content, cast("dict[Any, Any]", value).copy)
             with states_of(path):
                 cast("dict[Any, Any]", value).update(content)
         else:

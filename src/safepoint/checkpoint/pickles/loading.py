@@ -3,8 +3,9 @@
 import contextlib
 import re
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -82,3 +83,34 @@ def _summary(error: Exception) -> str:
     text = printable(f"{type(error).__name__}: {error}")[:_MOST_CHARACTERS]
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+
+
+def check_memory(where: object, state: Any, own_state: Callable[[], Any]) -> None:
+    """Refuse tensors without memory (of the device `meta`), if the script's state has none.
+
+    A script keeps the values of a dictionary, and often those of an object of its own. A tensor without memory would
+    take the place of a tensor with values, and the next checkpoints would contain it, too.
+
+    Args:
+        where: the file or the checkpoint that is loaded, for the message.
+        state: the loaded state.
+        own_state: returns the script's state before the load. Called only if `state` has such a tensor.
+
+    Raises:
+        CheckpointError: the state has a tensor without memory.
+    """
+    if _has_meta_tensor(state) and not _has_meta_tensor(own_state()):
+        raise refusal(where, "it has a tensor without memory (of the device meta), and so without values")
+
+
+def _has_meta_tensor(state: Any) -> bool:
+    waiting, seen = [state], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            return True
+        if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in seen:
+            seen.add(id(value))
+            inner: Any = cast("Any", value)
+            waiting += inner.values() if isinstance(value, dict) else inner
+    return False

@@ -14,7 +14,7 @@ import torch
 from safepoint.checkpoint.format.digest import digest_bytes
 from safepoint.checkpoint.format.manifest import Manifest
 from safepoint.checkpoint.format.scheduler_steps import most_scheduler_steps
-from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.loading import check_memory, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
@@ -239,6 +239,8 @@ class NamedParts(Parts):
                     "--from-scratch",
                 )
             known = [part] if isinstance(part, torch.optim.Optimizer) else []
+            if not known and not is_module:
+                check_memory(path, state, part.state_dict)
             with (
                 states_of(path),
                 checked_optimizers(path, *known),
