@@ -3,6 +3,7 @@
 import io
 import logging
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def torch_saved() -> bytes:
     return file.getvalue()
 
 
-def export(root: Path, files: dict[str, bytes], with_code: bool = False) -> list[str]:
-    commit(prepared(root / "out"), 10, {0: files})
+def export(root: Path, files: Mapping[str, bytes], with_code: bool = False) -> list[str]:
+    commit(prepared(root / "out"), 10, {0: dict(files)})
     inventory, _ = open_inventory(str(root / "out"))
     return copy.export(inventory, inventory.item(), Location.of_folder(root / "model"), with_code=with_code)
 

@@ -5,7 +5,7 @@ import re
 import traceback
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ _OF_MODULE = "loading state_dict"
 _DIFFERENCES = re.compile(r"\s*(size mismatch for|Missing key\(s\)|Unexpected key\(s\))")
 """How the lines of torch's error begin if the names or the shapes of a module's state differ from the script's."""
 _MOST_CHARACTERS = 300
+_CONTAINERS: Any = (dict, list, tuple, set, frozenset)
 _DELETE_IT = "if someone else may have written this checkpoint, delete the checkpoint to resume from an older one"
 
 
@@ -104,13 +105,14 @@ def check_memory(where: object, state: Any, own_state: Callable[[], Any]) -> Non
 
 
 def _has_meta_tensor(state: Any) -> bool:
-    waiting, seen = [state], set[int]()
+    waiting: list[Any] = [state]
+    seen: set[int] = set()
     while waiting:
         value = waiting.pop()
-        if isinstance(value, torch.Tensor) and value.is_meta:
-            return True
-        if isinstance(value, dict | list | tuple | set | frozenset) and id(value) not in seen:
+        if isinstance(value, torch.Tensor):
+            if value.is_meta:
+                return True
+        elif isinstance(value, _CONTAINERS) and id(value) not in seen:
             seen.add(id(value))
-            inner: Any = cast("Any", value)
-            waiting += inner.values() if isinstance(value, dict) else inner
+            waiting += value.values() if isinstance(value, dict) else value
     return False
