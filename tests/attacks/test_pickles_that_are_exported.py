@@ -3,7 +3,6 @@
 import io
 import logging
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,15 @@ from safepoint.storage.location import Location, Scheme
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
 
-_NAMES = ("2_Dense/pytorch_model.bin", "encoder.pt", "last.CKPT", "a/b.pth", "pytorch_model-00001-of-00002.bin")
+_NAMES: tuple[str, ...] = (
+    "2_Dense/pytorch_model.bin",
+    "encoder.pt",
+    "last.CKPT",
+    "a/b.pth",
+    "pytorch_model-00001-of-00002.bin",
+)
 
-_BESIDE = (
+_BESIDE: tuple[str, ...] = (
     *("tokenizer.pt", "tokenizer.CKPT", "vocab.pt", "vocab.pth", "chat_template.pth"),
     *("tokenizer_pytorch_model.bin", "tokenizer_config.pt"),
 )
@@ -34,8 +39,8 @@ def torch_saved() -> bytes:
     return file.getvalue()
 
 
-def export(root: Path, files: Mapping[str, bytes], with_code: bool = False) -> list[str]:
-    commit(prepared(root / "out"), 10, {0: dict(files)})
+def export(root: Path, files: dict[str, bytes], with_code: bool = False) -> list[str]:
+    commit(prepared(root / "out"), 10, {0: files})
     inventory, _ = open_inventory(str(root / "out"))
     return copy.export(inventory, inventory.item(), Location.of_folder(root / "model"), with_code=with_code)
 
