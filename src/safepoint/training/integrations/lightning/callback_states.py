@@ -5,8 +5,6 @@ value of another kind, each start of the run would fail there, with an error tha
 of Lightning, a table states the kinds of its values. Settings that the script gave to the callback are not loaded.
 """
 
-import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -26,10 +24,8 @@ from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.optimizer_states import with_own_groups
 from safepoint.checkpoint.pickles.scheduler_states import checked_state
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
-from safepoint.errors import printable
 from safepoint.foundation.field_types import COUNT, NAMED, NUMBER, Kind, finite, whole
 
-_log = logging.getLogger("safepoint")
 _REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WHOLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _MOST_SECONDS = 1e10
@@ -196,27 +192,6 @@ def watch_later_loads(where: object, callbacks: Iterable[Any], optimizers: Calla
     return overrides
 
 
-def with_own_paths(callback: ModelCheckpoint, state: dict[str, Any]) -> dict[str, Any] | None:
-    """The state of a ModelCheckpoint if it names only files that this callback can have written; None otherwise.
-
-    ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads one of
-    these files, and by default does not restrict what its pickle may call.
-
-    Raises:
-        ValueError: the worst of the best models is not one of them.
-    """
-    other = _other_path(state, callback)
-    if other is None:
-        return _with_worst(callback, state)
-    _log.warning(
-        "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
-        "best models are chosen among new models",
-        printable(repr(other)),
-        callback.dirpath,
-    )
-    return None
-
-
 def _check_alike(callback: Any, saved: dict[str, Any]) -> None:
     """Check the values that have no entry in the table, by the callback's own values."""
     known = {name for kind, kinds in _KINDS.items() if isinstance(callback, kind) for name in kinds}
@@ -239,33 +214,3 @@ def _is_alike(value: Any, own: Any) -> bool:
         known, saved = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value)
         return all(_is_alike(one, known[name]) for name, one in saved.items() if name in known)
     return isinstance(value, kind)
-
-
-def _with_worst(callback: ModelCheckpoint, saved: dict[str, Any]) -> dict[str, Any]:
-    """The state with a `kth_best_model_path` that is one of the best models. ModelCheckpoint looks up its score."""
-    best: dict[str, Any] = saved.get("best_k_models") or {}
-    path: Any = saved.get("kth_best_model_path")
-    if path and path not in best and best:
-        raise ValueError("'kth_best_model_path' of ModelCheckpoint is not one of its best models")
-    if best and not path and 0 < callback.save_top_k <= len(best):
-        worst = (max if callback.mode == "min" else min)(best, key=best.__getitem__)
-        return {**saved, "kth_best_model_path": worst, "kth_value": best[worst]}
-    return saved
-
-
-def _other_path(state: Mapping[str, Any], callback: ModelCheckpoint) -> object:
-    """Return a path in the state of a ModelCheckpoint that names no file of this callback; None if there is none."""
-    named: list[object] = list(state.get("best_k_models") or ())
-    named += [state.get(name) for name in ("best_model_path", "kth_best_model_path", "last_model_path")]
-    return next((path for path in named if path and not _is_file_of(path, callback)), None)
-
-
-def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
-    folder = str(callback.dirpath or "")
-    if not isinstance(path, str) or not folder or not path.endswith(callback.FILE_EXTENSION):
-        return False
-    if not path.startswith(f"{folder.rstrip('/')}/"):
-        # Lightning makes the folder absolute, but not each path in it.
-        path, folder = os.path.abspath(path), os.path.abspath(folder)
-    inner = path.removeprefix(f"{folder.rstrip('/')}/")
-    return inner != path and not {"", ".", ".."} & set(inner.split("/"))
