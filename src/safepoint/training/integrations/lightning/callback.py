@@ -23,6 +23,7 @@ from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.lightning.callback_states import SCORE, watch_later_loads
 from safepoint.training.integrations.lightning.checkpoint_files import is_local, is_of_run
+from safepoint.training.integrations.lightning.checkpoint_links import CheckpointLinks, remember_folders
 from safepoint.training.integrations.lightning.lightning_data import LightningData
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
@@ -31,6 +32,7 @@ from safepoint.training.start.copies import verify_best
 _MOST_METRICS = 10_000
 """The most metrics in a checkpoint. Each one takes time in each save."""
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
+remember_folders()  # scripts import this module before they make their callbacks
 
 
 class SafepointCallback(Checkpoint):
@@ -49,6 +51,8 @@ class SafepointCallback(Checkpoint):
         self._output_dir = output_dir
         self._save_steps = save_steps
         self._overrides = Overrides()
+        self._links = Overrides()
+        """What keeps Lightning from following links. Callbacks also delete files after the training has ended."""
         self._context: RankContext | None = None
         self._training: Training | None = None
         self._trainer: Any = None
@@ -149,10 +153,12 @@ class SafepointCallback(Checkpoint):
         """See `lightning.pytorch.Callback`."""
         if stage != "fit":
             self._overrides.close()
+        self._links.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """See `lightning.pytorch.Callback`."""
-        self._close(exception)
+        with self._links:
+            self._close(exception)
 
     # ---- where hooks are not enough -------------------------------------------------------------------------------
 
@@ -216,9 +222,12 @@ class SafepointCallback(Checkpoint):
                 file that another user has written.
         """
         source = None if folder is None else folder / STATE
+        links = CheckpointLinks(self._trainer, self._root)
 
         def restore(original: Callable[..., None], path: Any = None, weights_only: bool | None = None) -> None:
             nonlocal source
+            links.check_folders()  # each ModelCheckpoint knows its folder by now
+            self._links.enter_context(links.refused())
             if source is None:
                 source = self._file_of_run(path, self._trainer)
             elif path is not None and self._context is not None:
@@ -227,6 +236,7 @@ class SafepointCallback(Checkpoint):
                 original(path, weights_only)
                 return
             parts.restore(source.parent, weights_only, original, name=source.name)
+            links.forget_links()
             self._overrides.enter_context(watch_later_loads(source, self._trainer.callbacks, parts.optimizers))
 
         def restore_states(original: Callable[[], None]) -> None:
@@ -277,8 +287,9 @@ class SafepointCallback(Checkpoint):
 
     def _file_of_run(self, path: Any, trainer: Any) -> Path | None:
         """The file `path`, if other users may have written it, see `is_of_run`; None for files of other places."""
-        is_file = path is not None and is_local(path) and is_of_run(path, self._root, trainer.callbacks)
-        return Path(path) if is_file else None
+        if path is None or not is_local(path) or not is_of_run(path, self._root, trainer.callbacks):
+            return None
+        return Path(path)
 
     def _resume(self, data: LightningData) -> None:
         """Restore what Lightning has not loaded: a stop request, metrics, and the positions of its loops."""
