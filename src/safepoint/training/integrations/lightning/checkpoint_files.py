@@ -6,6 +6,7 @@ checkpoint: it receives the path that is built from the script's folder and the 
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +18,8 @@ from safepoint.errors import printable
 
 _log = logging.getLogger("safepoint")
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")
+_MOST_MODELS = 10_000
+"""The most best models that a callback which deletes none of them has after a resume."""
 _MOST_BYTES = 255
 """The longest name of a file, on all file systems that are in use."""
 
@@ -66,9 +69,12 @@ def with_own_paths(callback: ModelCheckpoint, state: dict[str, Any]) -> dict[str
         _report(callback, other or "")
         return None
     own = {**state, **{name: paths[state[name]] for name in _PATHS if state.get(name)}}
-    if scores:
-        own["best_k_models"] = {paths[path]: score for path, score in scores.items()}
-    return _with_worst(callback, own)
+    if not scores:
+        return own
+    best = {paths[path]: score for path, score in scores.items()}
+    if own.get("kth_best_model_path") and own["kth_best_model_path"] not in best:
+        raise ValueError("'kth_best_model_path' of ModelCheckpoint is not one of its best models")
+    return _with_worst(callback, {**own, "best_k_models": _limited(callback, best)})
 
 
 def is_of_run(path: object, root: Path | None, callbacks: Iterable[Any]) -> bool:
@@ -101,6 +107,23 @@ def _are_names(path: str) -> bool:
         return False
 
 
+def _limited(callback: ModelCheckpoint, scores: dict[Any, Any]) -> dict[Any, Any]:
+    """The best of the best models: as many as the callback keeps. It would keep all others for ever."""
+    most = _MOST_MODELS if callback.save_top_k < 0 else callback.save_top_k
+    if len(scores) <= most:
+        return scores
+    _log.warning(
+        "the state of ModelCheckpoint names %d best models, and it keeps %d: it does not count the others any more, "
+        "and does not delete their files",
+        len(scores),
+        most,
+    )
+    sign = 1 if callback.mode == "min" else -1
+    numbers = {path: sign * float(score) for path, score in scores.items()}
+    kept = set(sorted(numbers, key=lambda path: (math.isnan(numbers[path]), numbers[path]))[:most])
+    return {path: score for path, score in scores.items() if path in kept}
+
+
 def _report(callback: ModelCheckpoint, path: object) -> None:
     _log.warning(
         "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
@@ -112,11 +135,10 @@ def _report(callback: ModelCheckpoint, path: object) -> None:
 
 def _with_worst(callback: ModelCheckpoint, saved: dict[str, Any]) -> dict[str, Any]:
     """The state with a `kth_best_model_path` that is one of the best models. ModelCheckpoint looks up its score."""
-    best: dict[str, Any] = saved.get("best_k_models") or {}
-    path: Any = saved.get("kth_best_model_path")
-    if path and path not in best and best:
-        raise ValueError("'kth_best_model_path' of ModelCheckpoint is not one of its best models")
-    if best and not path and 0 < callback.save_top_k <= len(best):
+    best: dict[str, Any] = saved["best_k_models"]
+    if saved.get("kth_best_model_path") in best:
+        return saved
+    if 0 < callback.save_top_k <= len(best):
         worst = (max if callback.mode == "min" else min)(best, key=best.__getitem__)
         return {**saved, "kth_best_model_path": worst, "kth_value": best[worst]}
-    return saved
+    return {**saved, "kth_best_model_path": ""}

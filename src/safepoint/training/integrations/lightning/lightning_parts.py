@@ -26,6 +26,7 @@ from safepoint.training.integrations.lightning.callback_states import (
     check_averages,
     check_state,
     is_of_lightning,
+    try_out,
 )
 from safepoint.training.integrations.lightning.checkpoint_files import with_own_paths
 from safepoint.training.integrations.lightning.loop_counts import check_counts, contradiction_of, reached
@@ -213,6 +214,7 @@ class LightningParts(Parts):
                 checked = with_own_paths(callback, checked)
             if checked is not None:
                 original(checked)
+                try_out(callback)
 
         def load_averages(original: Callable[..., None], trainer: Any, module: Any, checkpoint: Any) -> None:
             check_averages(checkpoint, **self._done())
