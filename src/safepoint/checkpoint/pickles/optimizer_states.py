@@ -112,6 +112,7 @@ class _Before:
         self._state = {key: copied(one) for key, one in self._optimizer.state.items()}
         self._groups: list[dict[str, Any]] = self._optimizer.param_groups
         is_known = cast("Any", type(optimizer)).__module__.startswith("torch.optim")
+        self._is_known = is_known
         self._own = {*_OWN, *(self._optimizer.defaults.keys() - _CHANGING if is_known else ())}
         """The names of the settings that stay."""
         self._settings = [{name: one for name, one in group.items() if name != "params"} for group in self._groups]
@@ -171,6 +172,10 @@ class _Before:
             CheckpointError: the state or a setting does not fit.
         """
         self._keep_settings(where, self._settings)
+        strays = [repr(key) for key in self._optimizer.state if not isinstance(key, torch.Tensor)]
+        if self._is_known and strays:
+            # The optimizer would keep this state for ever, and each checkpoint would contain it.
+            raise _refusal(where, f"its optimizer has no parameter {printable(strays[0])[:80]}")
         _States(self._optimizer, where).check()
         fault = fault_of_step(self._optimizer, self._settings)
         if fault:
