@@ -20,7 +20,9 @@ from safepoint.foundation.closed_requests import exchange
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.object_store import ObjectStore
 from safepoint.storage.options import StorageOptions
+from safepoint.storage.s3 import exchange as exchange_module
 from tests.support.certificates import make_certificates
+from tests.support.hostile_s3 import Request, hostile_store
 from tests.support.patience import PATIENCE
 from tests.support.tls_floods import FloodingServer, flood_handshake
 
@@ -170,3 +172,106 @@ class TestRecordsWithoutData:
             store = ObjectStore(Location(scheme=Scheme.S3, bucket="bucket", path="run"), options)
             deadline_s = clock.monotonic_s() + 1.5
             assert isinstance(in_time(lambda: list(store.list(deadline_s=deadline_s))), TransientError)
+
+
+class TestBodiesThatTakeLong:
+    """The limit of a body grows with its size, but the deadline of the caller still holds."""
+
+    def test_an_answer(self) -> None:
+        def answer(request: Request) -> bool:
+            request.send_response(206)
+            for name, value in {"Content-Length": size, "Content-Range": f"bytes 0-{size - 1}/{size}"}.items():
+                request.send_header(name, str(value))
+            request.end_headers()
+            while not is_over.wait(0.1):
+                request.wfile.write(b"x")
+            return True
+
+        size, is_over, found = 64 << 20, threading.Event(), bytearray()
+        try:
+            with hostile_store(answer, timeout_s=_LIMIT_S) as (store, _):
+                deadline_s = clock.monotonic_s() + 1.5
+                error = in_time(lambda: store.stream("a", found.extend, start=0, length=size, deadline_s=deadline_s))
+        finally:
+            is_over.set()
+        assert isinstance(error, TransientError), error
+        assert bytes(found) == b"x" * len(found)
+
+    @pytest.mark.parametrize("is_encrypted", [False, True])
+    def test_an_upload(self, is_encrypted: bool, certificates: Path, tmp_path: Path) -> None:
+        """Each call that sends a piece ends before its own timeout."""
+        with slow_reader(certificates if is_encrypted else None) as (store, _):
+            deadline_s = clock.monotonic_s() + 2
+            error = in_time(lambda: store.upload("a", file_of(64 << 20, tmp_path), deadline_s=deadline_s))
+        assert isinstance(error, TransientError), error
+
+    @pytest.mark.parametrize("is_encrypted", [False, True])
+    def test_the_lowest_rate_of_an_upload(
+        self, is_encrypted: bool, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A request that is slower than the lowest rate ends, so that the next one can use a better connection."""
+        monkeypatch.setattr(exchange_module, "SLOWEST_BYTES_PER_S", 1 << 40)
+        with slow_reader(certificates if is_encrypted else None) as (store, has_ended):
+            deadline_s = clock.monotonic_s() + 2 * _SOON_S
+            file, errors = file_of(8 << 20, tmp_path), list[BaseException | None]()
+
+            def upload() -> None:
+                try:
+                    store.upload("a", file, deadline_s=deadline_s)
+                except TransientError as error:
+                    errors.append(error)
+
+            use = threading.Thread(target=upload)
+            use.start()
+            assert has_ended.wait(_SOON_S)
+            use.join()
+            assert len(errors) == 1
+
+
+def file_of(size: int, folder: Path) -> Path:
+    with (folder / "file").open("wb") as opened:
+        opened.truncate(size)
+    return folder / "file"
+
+
+@contextlib.contextmanager
+def slow_reader(certificates: Path | None) -> Generator[tuple[ObjectStore, threading.Event]]:
+    """A server that reads 1.2 MB of a body in a second, so that no piece exceeds the timeout.
+
+    The event is set when the client has ended a request with a body.
+    """
+    is_over, has_ended = threading.Event(), threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        if certificates is None:
+            serve_one(connection)
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates / "server.pem")
+        with context.wrap_socket(connection, server_side=True) as encrypted:
+            serve_one(encrypted)
+
+    def serve_one(connection: socket.socket) -> None:
+        while True:
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                if not (byte := connection.recv(1)):
+                    return
+                head += byte
+            if head.startswith(b"PUT"):
+                break
+            begun = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+            none = b"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>"
+            body = begun if head.startswith(b"POST") else none
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        buffer = bytearray(6000)
+        with contextlib.suppress(OSError):
+            while connection.recv_into(buffer) and not is_over.wait(0.005):
+                pass
+        has_ended.set()
+
+    with served(serve, receive_bytes=8192) as port:
+        try:
+            yield store_at(port, ca=certificates and certificates / "ca.pem", timeout_s=2.5), has_ended
+        finally:
+            is_over.set()

@@ -2,8 +2,8 @@
 
 Promises: the body of an answer takes no more memory than the limit of its kind: a page of a listing, another answer,
 or the description of an error. An answer that does not have the form that S3 gives it is an error. A request and its
-answer end if they take longer than the timeout of a request plus the time that their bytes take at
-SLOWEST_BYTES_PER_S.
+answer end at the caller's deadline. They end earlier if they take longer than the timeout of a request plus the time
+that their bytes take at SLOWEST_BYTES_PER_S.
 
 Connections are kept open and used again. Through an unencrypted connection, the kernel sends a file's bytes without
 passing them through Python.
@@ -178,6 +178,7 @@ class S3Exchange:
             connection, sent = self._connection(timeout_s), request()
             now_s = clock.monotonic_s()
             until_s = now_s + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
+            until_s = until_s if deadline_s is None else min(until_s, deadline_s)
             connecting, whole = TimeLimit(min(now_s + timeout_s, until_s)), TimeLimit(until_s)
             connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
             limit_connecting(connection, connecting)
