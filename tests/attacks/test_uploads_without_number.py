@@ -19,7 +19,7 @@ from safepoint.checkpoint.tools.atomic_export import MARK, clean_export
 from safepoint.errors import AccessDeniedError
 from safepoint.foundation import clock
 from safepoint.storage.s3.bucket import S3Bucket
-from safepoint.storage.s3.requests import UploadId
+from safepoint.storage.s3.requests import ListingBudget, UploadId
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
 
@@ -33,8 +33,11 @@ class Uploads(S3Bucket):
     def __init__(self) -> None:
         self.prefixes: list[str] = []
         self.found: list[UploadId] = []
+        self._bucket = "bucket"
 
-    def find(self, prefix: str, *, deadline_s: float | None) -> Iterator[UploadId]:
+    def find(
+        self, prefix: str, *, deadline_s: float | None, budget: ListingBudget | None = None
+    ) -> Iterator[UploadId]:
         self.prefixes.append(prefix)
         return iter(self.found)
 
