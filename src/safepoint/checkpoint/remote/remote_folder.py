@@ -340,7 +340,7 @@ class RemoteFolder:
             names: the names of checkpoints and models; None for all.
             only: called with the path of each file; uploads of the files for which it returns True are aborted.
             begun_before_s: see `Store.sweep`.
-            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
+            deadline_s: when to give up, by the monotonic clock. If None, see `Store.sweep` and `within_time`.
 
         Returns:
             The number of aborted uploads.
@@ -382,7 +382,7 @@ class RemoteFolder:
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
-            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
+            deadline_s: when to give up, by the monotonic clock. If None, see `Store.sweep` and `within_time`.
 
         Returns:
             The number of deleted objects and uploads.
