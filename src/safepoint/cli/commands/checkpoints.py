@@ -152,7 +152,8 @@ def verify(
         num_damaged += bool(faults)
         is_one_left |= not faults and item.name != FINAL and not item.is_of_other_user
         documents.append(verify_document(item, faults))
-        lines.append(f"{item.where}: {state_of(item, faults, deep=deep)}")
+        limit = "" if is_read or faults or item.is_of_other_user else "; contents were not read (--deep reads them)"
+        lines.append(f"{item.where}: {state_of(item, faults, deep=deep)}{limit}")
         lines += [f"  {fault}" for fault in faults] + stray_lines(item)
     lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]
     print_answer(as_json, documents, lines)

@@ -71,9 +71,12 @@ def test_list_and_show(output: Path, tmp_path: Path) -> None:
 def test_verify_explains_and_ends_with_14(output: Path) -> None:
     """A flipped bit is found with --deep only, a missing file without."""
     flip(output / "checkpoint-20" / "model.safetensors")
-    assert call("verify", output)[0] == 0
+    code, text = call("verify", output)
+    assert code == 0
+    assert text.count("complete; contents were not read (--deep reads them)") == 3
     code, text = call("verify", output, "--deep")
     assert code == 14
+    assert "contents were not read" not in text
     assert "model.safetensors: its content changed" in text
     assert call("verify", output / "checkpoint-10", "--deep")[0] == 0
     (output / "checkpoint-10" / "rng_state_0.pth").unlink()
@@ -95,7 +98,7 @@ def test_verify_says_what_is_left(output: Path) -> None:
     assert "other checkpoints were not checked" in hint_of(output / "checkpoint-30")
     assert "a resume uses the newest valid checkpoint" in hint_of(output)
     shutil.copytree(output / "checkpoint-20", final_folder(OutputFolder(output)))
-    assert "final: complete" in call("verify", output)[1]
+    assert "final: complete; contents were not read (--deep reads them)" in call("verify", output)[1]
     for step in (10, 20):
         (output / f"checkpoint-{step}" / "rng_state_0.pth").unlink()
     assert "no valid checkpoint is left" in hint_of(output)
