@@ -15,7 +15,7 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.tools.inventory import Item, Kind
-from safepoint.cli.checkpoint_answers import check_removed, nothing_to_adopt
+from safepoint.cli.checkpoint_answers import check_removed, nothing_to_adopt, nothing_to_verify
 from safepoint.cli.commands.checkpoints import app
 from safepoint.errors import CheckpointError, SafepointError, StorageError
 from tests.support.checkpoints import commit, prepared
@@ -211,7 +211,7 @@ def test_looking_at_a_foreign_folder_leaves_nothing_in_it(tmp_path: Path) -> Non
     (plain / "model.safetensors").write_bytes(b"a plain Trainer's")
     before = sorted((tmp_path / "plain").rglob("*"))
     code, text = call("verify", plain.parent)
-    assert (code, "only 1 folder that Safepoint did not write" in text) == (14, True)
+    assert (code, "only 1 checkpoint of another program" in text) == (14, True)
     assert call("repair", plain.parent)[0] == 0
     assert call("prune", plain.parent, "--keep", "newest=1")[0] == 0
     assert call("copy", plain.parent, tmp_path / "copy")[0] == 14
@@ -252,6 +252,16 @@ def test_a_location_that_has_only_what_cannot_be_adopted(kind: Kind) -> None:
     found = nothing_to_adopt([_item("checkpoint-1", kind), _item("checkpoint-2", Kind.CHECKPOINT)], "s3://b/run")
     what = "1 unfinished checkpoint" if kind is Kind.UNFINISHED else "1 checkpoint of another user"
     assert found == f"nothing to adopt in s3://b/run: {what}, which cannot be adopted"
+
+
+def test_a_location_that_has_nothing_to_verify(tmp_path: Path) -> None:
+    root = prepared(tmp_path / "out").root
+    assert call("verify", root) == (14, f"there is no checkpoint in {root}")
+    foreign, unfinished = _item("checkpoint-1", Kind.FOREIGN), _item("checkpoint-2", Kind.UNFINISHED)
+    assert nothing_to_verify([foreign, foreign, unfinished], "s3://b/run") == (
+        "there is no complete checkpoint of Safepoint in s3://b/run, only 2 checkpoints of another program and 1 "
+        "unfinished checkpoint"
+    )
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
