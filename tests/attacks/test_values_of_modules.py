@@ -15,11 +15,13 @@ import torchmetrics
 from torch.optim.swa_utils import AveragedModel
 
 from safepoint.checkpoint.pickles.module_states import checked_modules, unmapped
-from safepoint.errors import CheckpointError
+from safepoint.errors import CheckpointError, ExitCode
 from safepoint.foundation.environment import Place
 from safepoint.snapshot.checkpointer import load_state
 from safepoint.training.plain.state.parts import NamedParts
 from safepoint.training.state.data_only import only_data
+from tests.support.checkpoints import reseal
+from tests.support.jobs import Job, no_orphans, safepoint
 
 _META = torch.empty((), device="meta")
 with warnings.catch_warnings(action="ignore"):  # a future release of torch has no such tensors
@@ -210,3 +212,63 @@ def test_tensors_in_tuples_are_copied_too() -> None:
     copied = unmapped({"a": [(tensor, 5)]})
     assert copied["a"][0][0] is not tensor
     assert copied["a"][0][1] == 5
+
+
+_PROGRAM = """
+import sys, torch
+from safepoint import session
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("order", torch.arange(4))
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 4 else float(sys.argv[2]))
+data = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4)
+with session(model=model, optimizer=optimizer, scheduler=scheduler, data=data, save_steps=2) as run:
+    for batch in run.batches(1):
+        if run.step_number >= int(sys.argv[1]):
+            break
+        model(batch[:, model.order]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        run.step()
+"""
+
+
+def _run(folder: Path, steps: int, factor: str = "1") -> Job:
+    program = folder / "program.py"
+    program.write_text(_PROGRAM)
+    options = ("--max-restarts", "0", "--output-dir", str(folder / "run"))
+    return safepoint(folder / "run", *options, program=[str(program), str(steps), factor])
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_a_step_that_fails_after_a_resume(tmp_path: Path) -> None:
+    """A buffer of indices has the right kind, and names an element that does not exist."""
+    with no_orphans(job := _run(tmp_path, 2)):
+        assert job.wait() == ExitCode.OK, job.text
+    path = tmp_path / "run" / "checkpoint-2" / "model.pt"
+    torch.save({**torch.load(path), "order": torch.tensor([0, 1, 2, 99])}, path)
+    reseal(path.parent)
+    with no_orphans(job := _run(tmp_path, 6)):
+        assert job.wait() == ExitCode.FAILED, job.text
+    assert "IndexError" in job.text
+    assert f"failed in its first step after it resumed from {path.parent}; if a state" in job.text
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+def test_a_learning_rate_that_a_start_refuses(tmp_path: Path) -> None:
+    """The script's own function returns NaN: the first save with this rate says so."""
+    with no_orphans(job := _run(tmp_path, 8, "nan")):
+        assert job.wait() == ExitCode.OK, job.text
+    assert job.text.count("the learning rate is nan at step 4; a start refuses checkpoints with such a rate") == 1
+    with no_orphans(job := _run(tmp_path, 10)):
+        assert job.wait() == ExitCode.NOTHING_VALID, job.text
