@@ -17,7 +17,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
+from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers, with_own_groups
 from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
 from safepoint.errors import CheckpointError
 from safepoint.foundation.environment import Place
@@ -266,6 +266,18 @@ def test_a_setting_that_is_missing(name: str) -> None:
         optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0][name] == own
     scheduler.step()
+
+
+def test_a_group_that_was_added() -> None:
+    """It gets no setting of a scheduler that was created before."""
+    optimizer: Any = _scheduler("average").optimizer
+    groups = [dict(group) for group in optimizer.param_groups]
+    added = {"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.2}
+    with with_own_groups("a", optimizer):
+        optimizer.param_groups = [*groups, added]
+    assert optimizer.param_groups[0].keys() == groups[0].keys()
+    assert "swa_lr" not in optimizer.param_groups[1]
+    assert optimizer.param_groups[1]["nesterov"] is False
 
 
 @pytest.mark.parametrize("way", ["a checkpointer", "a session"])

@@ -184,12 +184,15 @@ class _Before:
                 raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
 
     def _keep_settings(self, where: object, settings: list[dict[str, Any]]) -> None:
-        for group, own in zip(self._optimizer.param_groups, settings, strict=True):
+        for index, (group, own) in enumerate(zip(self._optimizer.param_groups, settings, strict=True)):
             self._check_settings(group, own, where)
             for name, setting in own.items():
                 if name in group:
                     group[name] = as_float(group[name], setting)
-            changed = _with_own(group, own, self._own)
+            is_added = index >= len(self._settings)
+            # A group that was added has only the settings that the script has given it.
+            lacks = own.keys() - group.keys() - self._own if is_added else set[str]()
+            changed = _with_own(group, {name: one for name, one in own.items() if name not in lacks}, self._own)
             for name in group.keys() - changed.keys():
                 del group[name]
             group.update(changed)
