@@ -204,6 +204,7 @@ _ENDS = {
     "in capitals": f"<IsTruncated>True</IsTruncated>{_TOKEN}",
     "a number": f"<IsTruncated>1</IsTruncated>{_TOKEN}",
     "empty": "<IsTruncated/>",
+    "nothing": "",
     "nothing, with a token": _TOKEN,
     "false, with a token": f"<IsTruncated>false</IsTruncated>{_TOKEN}",
     "true, without a token": "<IsTruncated>true</IsTruncated>",
@@ -227,7 +228,9 @@ def test_the_end_of_a_listing(name: str) -> None:
             list(store.list(deadline_s=soon()))
 
 
-@pytest.mark.parametrize("more", ["", "<IsTruncated>false</IsTruncated><KeyCount>1</KeyCount>"])
+@pytest.mark.parametrize(
+    "more", ["<IsTruncated>false</IsTruncated>", "<IsTruncated>false</IsTruncated><KeyCount>1</KeyCount>"]
+)
 def test_a_complete_listing(more: str) -> None:
     with hostile_store(listing(more)) as (store, _):
         assert [found.key for found in store.list()] == ["a"]

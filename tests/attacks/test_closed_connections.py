@@ -24,6 +24,7 @@ from safepoint.jobs.cluster.connection import connect_to
 from safepoint.jobs.cluster.transport import client as transport
 from tests.attacks.test_hostile_clusters import kubeconfig
 from tests.support.certificates import make_certificates
+from tests.support.tls_floods import FloodingServer, flood_handshake
 
 Script = Callable[["Server", socket.socket], None]
 SOON_S = 4.0
@@ -35,7 +36,8 @@ class Server:
 
     def __init__(self, folder: Path, script: Script) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(make_certificates(folder) / "server.pem")
+        self.certificate = make_certificates(folder) / "server.pem"
+        self.context.load_cert_chain(self.certificate)
         self._script = script
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -122,6 +124,25 @@ def reads_nothing(server: Server, connection: socket.socket) -> None:
         server.is_over.wait()
 
 
+def handshake_without_end(server: Server, connection: socket.socket) -> None:
+    server.has_begun.set()
+    flood_handshake(connection)
+
+
+def tickets(begin: bytes) -> Script:
+    """Session tickets without end. OpenSSL processes them inside of one call."""
+
+    def script(server: Server, connection: socket.socket) -> None:
+        flooding = FloodingServer(connection, server.certificate)
+        server.received += flooding.read_head()
+        server.has_begun.set()
+        if begin:
+            flooding.send(begin)
+        flooding.flood()
+
+    return script
+
+
 STALLS = {
     "silent": silent,
     "half a handshake": half_a_handshake,
@@ -136,6 +157,9 @@ STALLS = {
     "stream to the end": stream(OK + b"\r\n"),
     "half open": half_open,
     "reads nothing": reads_nothing,
+    "handshake without end": handshake_without_end,
+    "tickets": tickets(b""),
+    "tickets in a body": tickets(OK + b"content-length: 1000\r\n\r\n"),
 }
 
 
@@ -225,7 +249,9 @@ def test_nothing_is_sent_after_it(tmp_path: Path) -> None:
         assert server.received == b""
 
 
-@pytest.mark.parametrize("name", ["interim answers", "headers", "trailers", "no answer"])
+@pytest.mark.parametrize(
+    "name", ["interim answers", "headers", "trailers", "no answer", "handshake without end", "tickets"]
+)
 def test_an_answer_that_takes_too_long(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread and the connection that waited for it end with it; the next request works."""
     monkeypatch.setattr(transport, "_EXCHANGE_S", 1.0)

@@ -203,6 +203,18 @@ _OTHERS = {
     "a bucket": "s3://bucket/a.ckpt",
     "a chain of file systems": "simplecache::http://127.0.0.1:1/a.ckpt",
     "file": "file://{own}/a.ckpt",
+    "the web, with dots": "http://127.0.0.1:1/../../../../../../../../../../../../../..{own}/a.ckpt",
+    "a bucket, with dots": "s3://bucket/../../../../../../../../../../../../../..{own}/a.ckpt",
+    "memory, with dots": "memory://../../../../../../../../../../../../../..{own}/a.ckpt",
+    "a home, with dots": "~/../../../../../../../../../../../../../..{own}/a.ckpt",
+    "dots to its folder": "{own}/../best/a.ckpt",
+    "dots to its folder, from another": "{own}-2/../best/a.ckpt",
+    "an empty name": "{own}//a.ckpt",
+    "an empty name above": "/{own}/a.ckpt",
+    "a chain in its folder": "{own}/a::memory::b.ckpt",
+    "a name that ends early": "{own}/a\0.ckpt",
+    "a name without bytes": "{own}/\ud800.ckpt",
+    "a long name": "{own}/" + "a" * 300 + ".ckpt",
     "a number": 5,
 }
 
@@ -238,3 +250,28 @@ def test_states_of_lightning(field: str, other: str, tmp_path: Path) -> None:
         callback.load_state_dict(good)
         assert (callback.best_model_path, callback.last_model_path) == (f"{own}/a.ckpt", f"{own}/sub/last.ckpt")
     assert "load_state_dict" not in vars(callback)
+
+
+@pytest.mark.parametrize(
+    ("folder", "path", "expected"),
+    [
+        ("/data/best", "/data/best/val/loss=1.ckpt", "/data/best/val/loss=1.ckpt"),
+        ("{cwd}/best", "best/a.ckpt", "{cwd}/best/a.ckpt"),
+        ("best", "{cwd}/best/a.ckpt", "best/a.ckpt"),
+        ("../logs/best", "../logs/best/a.ckpt", "../logs/best/a.ckpt"),
+        ("{cwd}", "~/a.ckpt", "{cwd}/~/a.ckpt"),
+        ("{cwd}", "file:/a.ckpt", "{cwd}/file:/a.ckpt"),
+        ("{cwd}", "http:/a.ckpt", "{cwd}/http:/a.ckpt"),
+        ("s3://bucket/best", "s3://bucket/best/a-v1.ckpt", "s3://bucket/best/a-v1.ckpt"),
+        ("s3://bucket/best", "s3://bucket/best/*.ckpt", None),
+        ("s3://bucket/best", "s3://bucket/best/../a.ckpt", None),
+    ],
+)
+def test_the_path_that_lightning_gets(folder: str, path: str, expected: str | None) -> None:
+    """It is built from the script's folder, so a library cannot read it in another way than the check did."""
+    pytest.importorskip("lightning")
+    from safepoint.training.integrations.lightning.checkpoint_files import own_path
+
+    folder, path = folder.format(cwd=os.getcwd()), path.format(cwd=os.getcwd())
+    callback: Any = SimpleNamespace(dirpath=folder, FILE_EXTENSION=".ckpt")
+    assert own_path(path, callback) == (expected and expected.format(cwd=os.getcwd()))

@@ -118,7 +118,7 @@ def _lightning(state: dict[str, Any], callback: Any, loaded: Any = None) -> Any:
         {"patience": 10**400}, {"wait_count": [1]}, {"stopped_epoch": torch.ones(())},
         {"best_score": torch.tensor(1 + 1j)}, {"best_score": torch.empty((), device="meta")},
         {"best_score": torch.ones(1).to(torch.float8_e5m2)}, {"best_score": torch.tensor(float("nan"))},
-        {"wait_count": -1}, {"wait_count": float("nan")},
+        {"wait_count": -1}, {"wait_count": float("nan")}, {"best_score": None},
     ],
 )  # fmt: skip
 def test_early_stopping(state: dict[str, Any]) -> None:
@@ -129,7 +129,17 @@ def test_early_stopping(state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "elapsed", [{"train": "x"}, {"train": None, "validate": [1]}, "x", 5, {"train": 1e300}, {"train": -1.0}]
+    "elapsed",
+    [
+        {"train": None},
+        {"test": None},
+        {"train": "x"},
+        {"train": None, "validate": [1]},
+        "x",
+        5,
+        {"train": 1e300},
+        {"train": -1.0},
+    ],
 )
 def test_a_timer(elapsed: Any) -> None:
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
@@ -182,6 +192,9 @@ _LOOPS = {
         ("StochasticWeightAveraging", {"n_averaged": -1}), ("StochasticWeightAveraging", {"n_averaged": 3}),
         ("StochasticWeightAveraging", {"n_averaged": 10**30}),
         ("StochasticWeightAveraging", {"scheduler_state": "x"}),
+        ("StochasticWeightAveraging", {"scheduler_state": {}}),
+        ("StochasticWeightAveraging", {"scheduler_state": {"last_epoch": 3}}),
+        ("StochasticWeightAveraging", {"latest_update_epoch": 2}),
         ("EMAWeightAveraging", {"latest_update_step": 1 << 50}),
         ("EMAWeightAveraging", {"latest_update_step": float("nan")}),
         ("EMAWeightAveraging", {"latest_update_step": 6}),
@@ -214,6 +227,92 @@ def test_the_best_models_of_model_checkpoint(tmp_path: Path) -> None:
     two = callbacks.ModelCheckpoint(tmp_path, monitor="loss", save_top_k=2)
     found = _lightning({"best_k_models": best, "kth_best_model_path": ""}, two)
     assert found.kth_best_model_path == second
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("most", [2, 0, -1])
+def test_more_models_than_a_callback_keeps(most: int, mode: str, tmp_path: Path) -> None:
+    """It would search all of them at each save, and write them into each checkpoint. A script may also keep fewer."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    best = {f"{tmp_path}/{number}.ckpt": torch.tensor(float(number)) for number in range(30_000)}
+    best[f"{tmp_path}/nan.ckpt"] = torch.tensor(float("nan"))
+    worst = f"{tmp_path}/{29_999 if mode == 'min' else 0}.ckpt"
+    made = callbacks.ModelCheckpoint(tmp_path, monitor="loss", mode=mode, save_top_k=most)
+    found = _lightning({"best_k_models": best, "kth_best_model_path": worst, "best_model_path": worst}, made)
+    limit = 10_000 if most < 0 else most
+    first = range(limit) if mode == "min" else range(29_999, 29_999 - limit, -1)
+    assert set(found.best_k_models) == {f"{tmp_path}/{number}.ckpt" for number in first}
+    if most == 2:
+        assert found.kth_best_model_path == f"{tmp_path}/{first[-1]}.ckpt"
+        assert float(found.kth_value) == first[-1]
+    with pytest.raises(CheckpointError, match="is not one of its best models"):
+        _lightning({"best_k_models": best, "kth_best_model_path": f"{tmp_path}/x.ckpt"}, made)
+
+
+def test_a_table_of_a_callback_without_limits() -> None:
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from safepoint.training.integrations.lightning.callback_states import check_state
+
+    made: Any = callbacks.Callback()
+    made.state_dict = lambda: {"seen": {"a": 1}, "names": []}
+    for table in ({"seen": dict.fromkeys(range(10_001), 0)}, {"names": [0] * 10_001}):
+        with pytest.raises(ValueError, match="more than 10000 entries"):
+            check_state(made, table, steps=1, epochs=1)
+
+
+def test_a_scheduler_before_models_are_averaged() -> None:
+    """Lightning would remove the scheduler of the script at once, and train without one."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from safepoint.training.integrations.lightning.callback_states import watch_later_loads
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    state = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.1).state_dict()
+    for latest, is_refused in ((1, True), (2, False)):
+        made = callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=3)
+        trainer = SimpleNamespace(optimizers=[optimizer], lr_scheduler_configs=[object()], max_epochs=5)
+        made.load_state_dict(
+            {"n_averaged": 1, "latest_update_epoch": latest, "scheduler_state": state, "average_model_state": None}
+        )
+        with watch_later_loads("lightning.ckpt", [made], lambda: [optimizer]):
+            if is_refused:
+                with pytest.raises(CheckpointError, match="has averaged no model yet"):
+                    made.on_fit_start(trainer, torch.nn.Linear(1, 1))
+            else:
+                made.on_fit_start(trainer, torch.nn.Linear(1, 1))
+
+
+def test_a_check_in_on_fit_start() -> None:
+    """An error of the state names the file; an error of the script stays as it is."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    from safepoint.training.integrations.lightning.callback_states import watch_later_loads
+
+    timer: Any = callbacks.Timer(duration={"hours": 1})
+    timer._offset = None  # as a state of an unknown kind would set it
+    averaging: Any = callbacks.StochasticWeightAveraging(0.1)
+    with watch_later_loads("lightning.ckpt", [timer, averaging], list):
+        with pytest.raises(CheckpointError, match=r"lightning\.ckpt could not be loaded: TypeError"):
+            timer.on_fit_start(SimpleNamespace())
+        with pytest.raises(MisconfigurationException, match="1 `optimizer`"):
+            averaging.on_fit_start(SimpleNamespace(optimizers=[]), torch.nn.Linear(1, 1))
+
+
+def test_groups_of_optimizers_that_do_not_exist() -> None:
+    """The callback would write them into each checkpoint."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from safepoint.training.integrations.lightning.callback_states import watch_later_loads
+
+    made: Any = callbacks.BackboneFinetuning()
+    made.load_state_dict(
+        {"internal_optimizer_metadata": {5: [], "x": "y" * 1000, None: 1}, "previous_backbone_lr": None}
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    with watch_later_loads("lightning.ckpt", [made], lambda: [optimizer]):
+        module: Any = torch.nn.Module()
+        module.backbone = torch.nn.Linear(1, 1)
+        made.on_fit_start(SimpleNamespace(optimizers=[optimizer]), module)
+    assert made.state_dict()["internal_optimizer_metadata"] == {}
 
 
 def test_groups_that_a_callback_puts_into_the_optimizer() -> None:

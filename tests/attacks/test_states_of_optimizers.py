@@ -149,6 +149,18 @@ def test_steps_that_do_not_fit(step: torch.Tensor, tmp_path: Path) -> None:
         _into_checkpointer(tmp_path / "optimizer.pt", optimizer)
 
 
+@pytest.mark.parametrize("key", ["x", 99, -1, None, (1, 2)])
+def test_states_of_no_parameter(key: Any) -> None:
+    """The optimizer would keep them for ever, and write them into each checkpoint."""
+    _, optimizer = _stepped(torch.optim.AdamW)
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][key] = {"exp_avg": torch.ones(2)}
+    before = set(optimizer.state)
+    with pytest.raises(CheckpointError, match="its optimizer has no parameter"), checked_optimizers("a", optimizer):
+        optimizer.load_state_dict(state)
+    assert set(optimizer.state) == before
+
+
 @pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize("kind", _OPTIMIZERS)
 def test_how_a_step_is_computed_stays_as_the_script_says(kind: str, way: Any, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""After a training with Lightning, someone puts a checkpoint with a higher step into the output folder.
+"""After a training with Lightning, someone changes the checkpoints in the output folder, or adds one.
 
 `Trainer.test(ckpt_path="best")` then reads a checkpoint once more. It must be one of this run, and what it contains
-must not run: the state of a module may be a pickle.
+must not run: the state of a module may be a pickle. This also applies to the files of the script's ModelCheckpoint.
 """
 
 import os
@@ -101,3 +101,58 @@ def test_what_is_tested(attack: str, tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         assert "1e+06" not in ended.stdout.partition("TESTED")[2]
         assert "'weight': " in ended.stdout.partition("TESTED")[2]
+
+
+_OWN = (
+    _PROGRAM.partition("output, attack =")[0]
+    + """
+output, word = Path(sys.argv[1]), sys.argv[2]
+loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2)
+own = pl.callbacks.ModelCheckpoint(output / "best", save_last=True)
+options = dict(max_epochs=1, logger=False, accelerator="cpu", enable_progress_bar=False)
+module = Module()
+Module.validation_step = Module.test_step
+Module.predict_step = lambda self, batch, number: self.layer(batch[0])
+if word != "only test":
+    trainer = pl.Trainer(callbacks=[SafepointCallback(output), own], **options)
+    trainer.fit(module, loader)
+else:
+    pl.Trainer(callbacks=[own], **options).fit(module, loader)
+    trainer = pl.Trainer(callbacks=[SafepointCallback(output), own], **options)
+if word == "honest":
+    print("TESTED", trainer.test(module, loader, ckpt_path="best", weights_only=None))
+    raise SystemExit
+for path in (output / "best").iterdir():
+    state = torch.load(path, weights_only=False)
+    data = bytearray(pickle.dumps(Call(output / "called")))
+    state["state_dict"]["layer._extra_state"] = torch.frombuffer(data, dtype=torch.uint8)
+    torch.save(state, path)
+if word == "fit":
+    shutil.rmtree(output / "checkpoint-4")
+    shutil.rmtree(output / ".safepoint")
+    trainer = pl.Trainer(callbacks=[SafepointCallback(output / "other"), own], **options)
+    print("TESTED", trainer.fit(module, loader, ckpt_path="last"))
+else:
+    method, _, path = word.partition(" ")
+    if word == "only test":
+        method, path = "test", "last"
+    print("TESTED", getattr(trainer, method)(module, loader, ckpt_path=path))
+"""
+)
+
+
+@pytest.mark.parametrize("word", ["honest", "test best", "predict best", "only test", "fit"])
+def test_files_of_the_scripts_own_callback(word: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_OWN)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH') or root / 'src'}:{root}"
+    command = [sys.executable, str(program), str(tmp_path / "out"), word]
+    ended = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=200)
+    assert not (tmp_path / "out" / "called").exists()
+    if word == "honest":
+        assert "'weight': " in ended.stdout.partition("TESTED")[2], ended.stderr
+    else:
+        assert "posix.mkdir" in ended.stderr, ended.stderr
+        assert "TESTED" not in ended.stdout

@@ -20,7 +20,7 @@ from safepoint.errors import AccessDeniedError, StorageError
 from safepoint.foundation import clock
 from safepoint.storage.s3 import bucket
 from safepoint.storage.s3.bucket import S3Bucket
-from safepoint.storage.s3.requests import UploadId
+from safepoint.storage.s3.requests import ListingBudget, UploadId
 from tests.support.checkpoints import commit, prepared
 from tests.support.stores import FaultyStore
 
@@ -34,8 +34,11 @@ class Uploads(S3Bucket):
     def __init__(self) -> None:
         self.prefixes: list[str] = []
         self.found: list[UploadId] = []
+        self._bucket = "bucket"
 
-    def find(self, prefix: str, *, deadline_s: float | None) -> Iterator[UploadId]:
+    def find(
+        self, prefix: str, *, deadline_s: float | None, budget: ListingBudget | None = None
+    ) -> Iterator[UploadId]:
         self.prefixes.append(prefix)
         return iter(self.found)
 

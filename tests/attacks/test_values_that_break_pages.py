@@ -6,17 +6,23 @@ The list of jobs shows all other jobs meanwhile, and documents are JSON, which h
 
 import asyncio
 import json
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from safepoint.answers.consequence import Action, consequence_of
+from safepoint.cli.commands import watch
+from safepoint.cli.job_answers import row
 from safepoint.dashboard.rendering import json_response
 from safepoint.jobs.local.history import History
+from safepoint.jobs.local.local_jobs import LocalJobs
 from safepoint.jobs.local.paths import job_folder
 from safepoint.jobs.model.states import JobState
+from safepoint.presentation import drawings
 from safepoint.progress.record import PROGRESS_NAME, Progress, SaveStatistics, State
 from tests.support.dashboards import Sample, write_sample
 from tests.unit.dashboard.conftest import Dashboard, home, start
@@ -61,6 +67,59 @@ def test_a_job_that_reports_them(name: str, home: Path, start: Callable[..., Das
         assert dashboard.get(page).status_code == 200, page
         assert _is_json(dashboard.get(f"{page}.json").text)
     assert "other" in dashboard.get("/jobs").text
+
+
+def _report(home: Path, name: str, **values: Any) -> None:
+    path = job_folder(name) / PROGRESS_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize("name", _REPORTS)
+def test_the_commands_that_show_all_jobs(name: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`list` and `watch` show the other job, too."""
+    for job in ("slow", "other"):
+        write_sample(home, Sample(name=job, state=JobState.RUNNING, step=40, steps=(10, 20), num_points=4))
+    _report(home, "slow", **_REPORTS[name])
+    with LocalJobs() as jobs:
+        found = [jobs.job(job) for job in ("slow", "other")]
+        rows = [row(job, jobs.progress_of(job)) for job in found]
+        watch._Changes()(jobs, found)
+    assert [cells[0] for cells in rows] == ["slow", "other"]
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["slow", "other"]
+
+
+def test_losses_whose_difference_is_infinite(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`watch` shows both jobs, and draws the curve."""
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((200, 40)))
+    for job in ("slow", "other"):
+        write_sample(home, Sample(name=job, state=JobState.RUNNING, step=40, steps=(10, 20), num_points=4))
+    screen = watch._Screen()
+    with LocalJobs() as jobs:
+        found = [jobs.job(job) for job in ("slow", "other")]
+        for loss in (-1.7e308, 1.7e308):
+            _report(home, "slow", loss=loss)
+            screen(jobs, found)
+    shown = capsys.readouterr().out
+    assert "other" in shown
+    assert "▁█" in shown
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[-1.7e308, 1.7e308], [-1.7e308, 0.0, 1.7e308], [5e-324, 0.0], [1.7e308] * 3, [(1 << 62) * 1.0, -1.7e308]],
+)
+def test_curves_of_large_numbers(values: Sequence[float]) -> None:
+    """A terminal and a page use the same heights."""
+    assert len(watch.sparkline(values)) == len(values)
+    assert len(drawings.sparkline(values).split()) == len(values)
+    assert "nan" not in drawings.sparkline(values)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_curves_of_numbers_that_are_not_finite(value: float) -> None:
+    assert watch.sparkline([1.0, value]) == drawings.sparkline([1.0, value]) == ""
 
 
 def test_what_a_suspension_would_mean(home: Path) -> None:

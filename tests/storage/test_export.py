@@ -163,6 +163,14 @@ def test_what_is_being_uploaded_is_not_exported(bucket: str, tmp_path: Path) -> 
     assert contents(f"{bucket}/model") == {}
 
 
+def test_what_is_being_uploaded_is_no_checkpoint_of_another_program(bucket: str) -> None:
+    """`verify` says that the only checkpoint in the store is unfinished."""
+    store_at(f"{bucket}/run").write("checkpoint-7/model.safetensors", b"a part")
+    store_at(f"{bucket}/run").write(f"{UNFINISHED}/checkpoint-7", b"")
+    code, text = call("verify", f"{bucket}/run")
+    assert (code, text.endswith("/run, only 1 unfinished checkpoint")) == (14, True), text
+
+
 @pytest.mark.parametrize("source", [pytest.param("folder", marks=_LONG), "store"])
 def test_final_of_a_run_gets_its_manifest(source: str, output: OutputFolder, bucket: str) -> None:
     """An export to `final/` of a run has a manifest, as at the end of a training, and is written once."""

@@ -9,6 +9,10 @@ from safepoint.jobs.model.job_place import Job
 from safepoint.jobs.model.records import AttemptRecord, JobEvent
 from safepoint.planning.costs import Happened, JobHistory, read_history
 
+MOST_SHOWN = 10_000
+"""How many interruptions an answer lists, the newest ones. A history that someone else has written may have any
+number."""
+
 
 def history_of(events: Iterable[JobEvent]) -> JobHistory:
     """The interruptions of a job. Events without a valid time are left out."""
@@ -28,7 +32,7 @@ def history_of(events: Iterable[JobEvent]) -> JobHistory:
 
 
 def cost_document(name: str, history: JobHistory, *, price: float, interval_s: float) -> dict[str, Any]:
-    """The costs of a job as JSON.
+    """The costs of a job as JSON. Sums count all interruptions; at most `MOST_SHOWN` interruptions are listed.
 
     Args:
         name: the name of the job.
@@ -60,7 +64,7 @@ def cost_document(name: str, history: JobHistory, *, price: float, interval_s: f
                 "down_s": past.down_s,
                 "waiting_s": past.waiting_s,
             }
-            for past in history.interruptions
+            for past in history.interruptions[-MOST_SHOWN:]
         ],
     }
 

@@ -55,6 +55,22 @@ def hint_on_damage(*, is_single: bool, is_one_left: bool) -> str:
     return "no valid checkpoint is left: restore one from a backup, or start a new run in another location"
 
 
+def nothing_to_verify(items: Sequence[Item], location: object) -> str:
+    """Why `verify` has found no checkpoint to check at a location.
+
+    Args:
+        items: what is at the location. Nothing in `items` is a checkpoint of Safepoint, or a part of one.
+        location: the location.
+    """
+    foreign = sum(item.kind is Kind.FOREIGN for item in items)
+    unfinished = sum(item.kind is Kind.UNFINISHED for item in items)
+    others = [f"{plural(foreign, 'checkpoint')} of another program"] if foreign else []
+    others += [plural(unfinished, "unfinished checkpoint")] if unfinished else []
+    if not others:
+        return f"there is no checkpoint in {location}"
+    return f"there is no complete checkpoint of Safepoint in {location}, only {' and '.join(others)}"
+
+
 def nothing_to_adopt(items: Sequence[Item], location: str) -> str:
     """Why `adopt` has found no checkpoint to adopt.
 

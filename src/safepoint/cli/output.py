@@ -15,6 +15,8 @@ from safepoint.answers.versions import versioned
 from safepoint.errors import StorageError, printable, without_credentials
 from safepoint.foundation.files import write_atomic
 
+_PIECE = 1000
+"""How many values of a list are printed at once."""
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]{0,40}m)")
 
 
@@ -37,7 +39,22 @@ def print_answer(
     elif isinstance(document, Mapping):
         typer.echo(without_credentials(json.dumps(versioned(document), indent=1)))
     else:
-        typer.echo(without_credentials(json.dumps([versioned(one) for one in document], indent=1)))
+        _print_list(document)
+
+
+def _print_list(documents: Sequence[Mapping[str, Any]]) -> None:
+    """Print a list as `json.dumps` formats it. The text of the whole list may not fit in memory, so it is printed in
+    pieces."""
+    if not documents:
+        typer.echo("[]")
+        return
+    typer.echo("[")
+    for begin in range(0, len(documents), _PIECE):
+        piece = documents[begin : begin + _PIECE]
+        text = ",".join(json.dumps([versioned(one)], indent=1)[1:-2] for one in piece)
+        is_last = begin + _PIECE >= len(documents)
+        typer.echo(without_credentials(text).removeprefix("\n") + ("" if is_last else ","))
+    typer.echo("]")
 
 
 def without_effect(options: Sequence[str]) -> str:

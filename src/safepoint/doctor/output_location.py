@@ -46,7 +46,7 @@ class Disk:
 
 
 def look_at_folder(folder: Path) -> Disk:
-    """Test the folder: write to a file without a name for about a second. The file disappears when it is closed.
+    """Test the folder: for about a second, write to a file that has no name. The file disappears when it is closed.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,21 +1,27 @@
 """HTTP requests that carry a secret. They follow no redirect, and pass a proxy only in an encrypted tunnel.
 
-Each request ends within its time limit, even if the server sends one byte a second.
+Each request ends within its time limit, even if the server sends one byte a second, or TLS records without data.
+Only the look-up of the server's name has no limit but that of the system.
 """
 
 import contextlib
 import functools
 import http.client
 import io
+import os
 import socket
 import ssl
 import sys
+import threading
 import urllib.error
 import urllib.request
-from typing import Any, cast
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from safepoint.foundation import clock
+
+_LINGER_S = 1.0
+"""How often the thread of all time limits looks whether it is still needed."""
 
 
 def named_proxy(url: str) -> str | None:
@@ -78,10 +84,20 @@ def exchange(
     # could read it.
     proxy = tunnel_proxy(request.full_url) if request.type == "https" else None
     proxies = urllib.request.ProxyHandler({"https": proxy} if proxy else {})
-    until_s = clock.monotonic_s() + timeout_s
-    opener = urllib.request.build_opener(
-        proxies, _TimedHandler(until_s), _TimedTlsHandler(until_s, context), _NoRedirects()
-    )
+    with TimeLimit(clock.monotonic_s() + timeout_s) as limit:
+        opener = urllib.request.build_opener(
+            proxies, _TimedHandler(limit), _TimedTlsHandler(limit, context), _NoRedirects()
+        )
+        return _answer(opener, request, to, timeout_s, max_bytes)
+
+
+def _answer(
+    opener: urllib.request.OpenerDirector,
+    request: urllib.request.Request,
+    to: str,
+    timeout_s: float,
+    max_bytes: int | None,
+) -> bytes:
     try:
         with opener.open(request, timeout=timeout_s) as answer:
             return b"" if max_bytes is None else _body(answer, to, max_bytes)
@@ -113,52 +129,156 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _TimedHandler(urllib.request.HTTPHandler):
-    def __init__(self, until_s: float) -> None:
+    def __init__(self, limit: "TimeLimit") -> None:
         super().__init__()
-        self._until_s = until_s
+        self._limit = limit
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_timed(http.client.HTTPConnection, self._until_s), req)
+        return self.do_open(_timed(http.client.HTTPConnection, self._limit), req)
 
 
 class _TimedTlsHandler(urllib.request.HTTPSHandler):
-    def __init__(self, until_s: float, context: ssl.SSLContext | None) -> None:
+    def __init__(self, limit: "TimeLimit", context: ssl.SSLContext | None) -> None:
         super().__init__()
-        self._until_s = until_s
+        self._limit = limit
         self._tls = context
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_timed(http.client.HTTPSConnection, self._until_s, context=self._tls), req)
+        return self.do_open(_timed(http.client.HTTPSConnection, self._limit, context=self._tls), req)
 
 
-def _timed(kind: type[http.client.HTTPConnection], until_s: float, **options: Any) -> Any:
-    """A function that makes connections. Each response on such a connection must be complete by `until_s`."""
+def _timed(kind: type[http.client.HTTPConnection], limit: "TimeLimit", **options: Any) -> Any:
+    """A function that makes connections. Each response on such a connection must be complete within the limit."""
 
     def make(*args: Any, **kwargs: Any) -> http.client.HTTPConnection:
         connection = kind(*args, **kwargs, **options)
-        connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
-        limit_connecting(connection, until_s)
+        connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=limit.until_s))
+        limit_connecting(connection, limit)
         return connection
 
     return make
 
 
-def limit_connecting(connection: http.client.HTTPConnection, until_s: float) -> None:
-    """Make `connection` stop connecting at `until_s` (monotonic clock), however many addresses the server has.
+class TimeLimit:
+    """A context in which a request's connections are shut down when its time is over, even in the middle of a call.
 
-    `socket.create_connection` would wait for the whole timeout at each of these addresses.
+    A check before each call, and the timeout of the socket, are not enough. OpenSSL processes records without data,
+    such as session tickets, inside of one call. While a server sends them without end, the call does not return.
+
+    Args:
+        until_s: the time, by the monotonic clock.
+
+    Raises:
+        TimeoutError: at the end of the context, if the connections were shut down; also if the answer looks complete,
+            because an answer without a stated length ends with its connection. An error that is neither an OSError
+            nor from `http.client` stays as it is.
     """
-    cast("Any", connection)._create_connection = functools.partial(_connect, until_s)
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+        self.has_passed = False
+        """Whether the connections were shut down."""
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+
+    def watch(self, connection: socket.socket) -> None:
+        """Shut `connection` down when the time is over."""
+        # The descriptor is a copy: `SSLContext.wrap_socket` takes the original one away from the socket, and the
+        # number of a closed descriptor may soon belong to another file.
+        copy = socket.socket(connection.family, connection.type, connection.proto, os.dup(connection.fileno()))
+        with self._lock:
+            self._sockets.append(copy)
+        if self.has_passed:
+            self.end()
+
+    def end(self) -> None:
+        """Shut the connections down. A call that reads or writes in another thread fails, or finds the end."""
+        with self._lock:
+            self.has_passed = True
+            for one in self._sockets:
+                with contextlib.suppress(OSError):  # the server has closed the connection
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        _watch.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        _watch.remove(self)
+        with self._lock:
+            while self._sockets:
+                self._sockets.pop().close()
+        if self.has_passed and (error is None or isinstance(error, OSError | http.client.HTTPException)):
+            raise TimeoutError("timed out: the request took too long") from error
 
 
-def _connect(until_s: float, address: tuple[str, int], timeout_s: float, *others: Any) -> socket.socket:
+class _Watch:
+    """The thread that ends all requests of this process in time. It ends when it has nothing to do."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._limits: set[TimeLimit] = set()
+        self._is_running = False
+        self._wakes_s = 0.0
+
+    def add(self, limit: TimeLimit) -> None:
+        with self._changed:
+            self._limits.add(limit)
+            if not self._is_running:
+                # Without a thread, the timeout of the socket still limits the request. There is none if the machine
+                # has too many threads, or if the interpreter ends.
+                with contextlib.suppress(RuntimeError):
+                    threading.Thread(target=self._run, name="safepoint-time-limits", daemon=True).start()
+                    self._is_running = True
+            elif limit.until_s < self._wakes_s:
+                self._changed.notify()
+
+    def remove(self, limit: TimeLimit) -> None:
+        with self._changed:
+            self._limits.discard(limit)
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._limits:
+                now_s = clock.monotonic_s()
+                for limit in [one for one in self._limits if one.until_s <= now_s]:
+                    self._limits.discard(limit)
+                    limit.end()
+                # The thread looks often enough to end soon after the last request.
+                left_s = min((one.until_s - now_s for one in self._limits), default=_LINGER_S)
+                self._wakes_s = now_s + min(left_s, _LINGER_S)
+                self._changed.wait(self._wakes_s - now_s)
+            self._is_running = False
+
+
+_watch = _Watch()
+
+
+def _renew_watch() -> None:
+    global _watch  # noqa: PLW0603  a forked process has neither the thread nor the requests of its parent
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_renew_watch)
+
+
+def limit_connecting(connection: http.client.HTTPConnection, limit: TimeLimit) -> None:
+    """Make `connection` stop connecting when the time of `limit` is over, however many addresses the server has.
+
+    `socket.create_connection` would wait for the whole timeout at each of these addresses. `limit` then watches the
+    connection, also during the handshake.
+    """
+    cast("Any", connection)._create_connection = functools.partial(_connect, limit)
+
+
+def _connect(limit: TimeLimit, address: tuple[str, int], timeout_s: float, *others: Any) -> socket.socket:
     """Connect to the first address that answers. Each address gets an equal share of the time that is left."""
     del others  # the address to bind, which is not used
     host, port = address
     places = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     failure: OSError = TimeoutError("timed out")
     for number, (family, kind, protocol, _, place) in enumerate(places):
-        left_s = until_s - clock.monotonic_s()
+        left_s = limit.until_s - clock.monotonic_s()
         if left_s <= 0:
             break
         try:
@@ -170,6 +290,7 @@ def _connect(until_s: float, address: tuple[str, int], timeout_s: float, *others
             connected.settimeout(left_s / (len(places) - number))
             connected.connect(place)
             connected.settimeout(timeout_s)
+            limit.watch(connected)
         except OSError as error:
             failure = error
             connected.close()

@@ -223,10 +223,18 @@ def discard(path: Path, *, trash: Path) -> None:
     delete_tree(doomed)
 
 
-def delete_tree(path: Path) -> None:
-    """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error."""
+def delete_tree(path: Path, *, below: Path | None = None) -> None:
+    """Delete a file, link, pipe or folder. Links are never followed, and a missing path is not an error.
+
+    Args:
+        path: what to delete.
+        below: a folder above `path`. If a folder between the two is a link, nothing is deleted.
+    """
     # If a folder above `path` is missing, or was replaced by a link, there is nothing to delete.
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), no_links.located(path) as (name, folder):
+    with (
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        no_links.located(path, below=below) as (name, folder),
+    ):
         _delete_entry(name, folder)
 
 

@@ -117,8 +117,9 @@ def rising_ticks(low: float, high: float) -> list[float]:
 def begin(title: str, description: str, *, width: int = _WIDTH, height: int = _HEIGHT) -> list[str]:
     """The first lines of a picture: its size, its title, its description for screen readers, and its colours.
 
-    Classes: each series has a colour. `s0` to `s7` draw a line in the colour of a series, and `f0` to `f7` fill an
-    area with this colour. `grid` and `axis` are lines. Text without a class is readable on light and on dark pages.
+    The lines define CSS classes, which the caller can use. `s0` to `s7` draw a line in the colour of a series, and
+    `f0` to `f7` fill an area with this colour. `grid` and `axis` draw lines in two shades of grey. Text without a
+    class is readable on light and on dark pages.
     """
     light = "".join(_rules(number, pair[0]) for number, pair in enumerate(_COLOURS))
     dark = "".join(_rules(number, pair[1]) for number, pair in enumerate(_COLOURS))

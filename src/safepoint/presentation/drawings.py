@@ -108,14 +108,28 @@ def num_metrics(points: Sequence[MetricPoint]) -> int:
     return len({name for point in points for name in point.values})
 
 
+def heights(values: Sequence[float]) -> list[float]:
+    """Where each value lies between the lowest value, 0.0, and the highest value, 1.0; all 0.0 if all are equal.
+
+    The list is empty if a value is not finite.
+    """
+    if not values or not all(map(math.isfinite, values)):
+        return []
+    halves = [value / 2 for value in values]  # the difference of two large floats may be infinite
+    low, high = min(halves), max(halves)
+    span = (high - low) or 1.0
+    return [(half - low) / span for half in halves]
+
+
 def _polyline(points: Sequence[tuple[int, float]], width: int, height: int) -> str:
-    low, high = min(value for _, value in points), max(value for _, value in points)
-    begin, end = points[0][0], points[-1][0]
-    across, up = (end - begin) or 1, (high - low) or 1.0
-    if not math.isfinite(up):  # the difference of two large floats may be infinite
+    found = heights([value for _, value in points])
+    if not found:
         return ""
+    begin, end, top = points[0][0], points[-1][0], max(found)
+    across = (end - begin) or 1
     return " ".join(
-        f"{(x - begin) / across * width:.1f},{1 + (high - value) / up * (height - 2):.1f}" for x, value in points
+        f"{(x - begin) / across * width:.1f},{1 + (top - share) * (height - 2):.1f}"
+        for (x, _), share in zip(points, found, strict=True)
     )
 
 

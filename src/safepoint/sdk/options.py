@@ -3,9 +3,9 @@
 The names of `kubeflow.trainer.options` can be imported from here too.
 
 An option is called with the TrainJob as nested dicts, and changes these dicts. Promises: if a setting of an option
-cannot be used, there is an error or a warning. Each patch in `runtimePatches` has a field `manager`, the name of the
-program that set it. A TrainJob has at most one patch with the same `manager`, so patches with the same `manager` are
-merged into one.
+cannot be used, there is an error or a warning. The field `manager` of a patch in `runtimePatches` names the program
+that set the patch. A TrainJob has at most one patch with the same `manager`, so patches with the same `manager` are
+merged into one. A patch without `manager` counts as a patch of Kubeflow's SDK.
 """
 
 import dataclasses

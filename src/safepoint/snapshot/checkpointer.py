@@ -30,7 +30,7 @@ from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.restricted_load import restricted_load
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
-from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers, tried_schedulers
 from safepoint.errors import CheckpointError, ConflictError, SaveError
 from safepoint.foundation import clock
 from safepoint.foundation.environment import Place
@@ -423,6 +423,11 @@ def load_state(folder: Path, state: Mapping[str, Any]) -> None:
         KeyError: the checkpoint has no file for one of the names.
         TypeError: a value is not a dictionary and has no `load_state_dict`.
     """
+    with tried_schedulers(folder, *state.values()):
+        _load_values(folder, state)
+
+
+def _load_values(folder: Path, state: Mapping[str, Any]) -> None:
     for key, value in state.items():
         path = folder / f"{key}.pt"
         if not path.exists():

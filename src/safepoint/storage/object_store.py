@@ -62,10 +62,14 @@ class ObjectStore:
             check_key(prefix)
         root = self._full("")
         found = self._requests.objects(f"{root}{prefix}/" if prefix else root, deadline_s=deadline_s)
-        named = {item.key[len(root) :]: item for item in found}
-        for key in sorted(named):
+        # One copy of each name is kept: the key of the dictionary is also the key of its object.
+        named: dict[str, StoredObject] = {}
+        for item in found:
+            key = item.key[len(root) :]
             if is_own_key(key, self.location):
-                yield dataclasses.replace(named[key], key=key)
+                named[key] = dataclasses.replace(item, key=key)
+        for key in sorted(named):
+            yield named[key]
 
     def unsorted(self, *, deadline_s: float | None = None) -> Iterator[StoredObject]:
         """Yield all objects as they arrive, in any order, including objects whose names are not valid keys.

@@ -258,7 +258,11 @@ class Store(Protocol):
                 number of uploads elsewhere. If it is empty, the uploads of all keys are listed. On MinIO, the uploads
                 of `keys` are listed in any case.
             begun_before_s: delete only uploads that began before this time, seconds since 1970; None for all.
-            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
+            deadline_s: when to give up, by the monotonic clock. If None, each request has a time limit, and all
+                listings and deletions together have half an hour.
+
+        Raises:
+            StorageError: there are too many uploads.
         """
         ...
 

@@ -35,7 +35,7 @@ def describe(store: Store, found: Examination, progress: Callable[[int, int], No
     Raises:
         CheckpointError: the checkpoint has changed since it was examined; it has too many files for a manifest; a
             value in it cannot be part of a manifest; a file in a folder cannot be read; or the object store refuses
-            an object of the checkpoint, but not others.
+            an object of the checkpoint, but serves other objects.
         StorageError: the object store cannot be read.
     """
     facts = found.facts

@@ -112,8 +112,10 @@ class _Before:
         self._state = {key: copied(one) for key, one in self._optimizer.state.items()}
         self._groups: list[dict[str, Any]] = self._optimizer.param_groups
         is_known = cast("Any", type(optimizer)).__module__.startswith("torch.optim")
+        self._is_known = is_known
         self._own = {*_OWN, *(self._optimizer.defaults.keys() - _CHANGING if is_known else ())}
         """The names of the settings that stay."""
+        self._is_known = is_known
         self._settings = [{name: one for name, one in group.items() if name != "params"} for group in self._groups]
 
     @contextlib.contextmanager
@@ -145,7 +147,7 @@ class _Before:
         if not all(isinstance(group, Mapping) for group, _ in pairs):
             return saved
         for group, own in pairs:
-            _check_settings(group, own, where)
+            self._check_settings(group, own, where)
         return {**saved, "param_groups": [_with_own(group, own, self._own) for group, own in pairs]}
 
     def check_groups(self, where: object) -> None:
@@ -171,18 +173,31 @@ class _Before:
             CheckpointError: the state or a setting does not fit.
         """
         self._keep_settings(where, self._settings)
+        strays = [repr(key) for key in self._optimizer.state if not isinstance(key, torch.Tensor)]
+        if self._is_known and strays:
+            # The optimizer would keep this state for ever, and each checkpoint would contain it.
+            raise _refusal(where, f"its optimizer has no parameter {printable(strays[0])[:80]}")
         _States(self._optimizer, where).check()
         fault = fault_of_step(self._optimizer, self._settings)
         if fault:
             raise _refusal(where, fault)
 
+    def _check_settings(self, group: Mapping[str, Any], own: Mapping[str, Any], where: object) -> None:
+        for name, setting in own.items():
+            is_used = name in _CHANGING or (self._is_known and name not in self._own)
+            if name in group and not _fits(group[name], setting, is_used=is_used):
+                raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
+
     def _keep_settings(self, where: object, settings: list[dict[str, Any]]) -> None:
-        for group, own in zip(self._optimizer.param_groups, settings, strict=True):
-            _check_settings(group, own, where)
+        for index, (group, own) in enumerate(zip(self._optimizer.param_groups, settings, strict=True)):
+            self._check_settings(group, own, where)
             for name, setting in own.items():
                 if name in group:
                     group[name] = as_float(group[name], setting)
-            changed = _with_own(group, own, self._own)
+            is_added = index >= len(self._settings)
+            # A group that was added has only the settings that the script has given it.
+            lacks = own.keys() - group.keys() - self._own if is_added else set[str]()
+            changed = _with_own(group, {name: one for name, one in own.items() if name not in lacks}, self._own)
             for name in group.keys() - changed.keys():
                 del group[name]
             group.update(changed)
@@ -262,17 +277,11 @@ class _States:
         return self._created[key]
 
 
-def _check_settings(group: Mapping[str, Any], own: Mapping[str, Any], where: object) -> None:
-    for name, setting in own.items():
-        if name in group and not _fits(group[name], setting):
-            raise _refusal(where, f"the setting {name!r} of its optimizer is {_shown(group[name])}")
-
-
 def _with_own(group: Mapping[str, Any], own: Mapping[str, Any], stay: Collection[str]) -> dict[str, Any]:
-    """A group of a loaded state, in which the optimizer's values replace the settings that stay. The order of the
-    settings stays, so that files have the same bytes."""
+    """A group of a loaded state, in which the optimizer's values replace the settings that stay, and those that the
+    state lacks. The order of the settings stays, so that files have the same bytes."""
     kept = {name: one for name, one in group.items() if name not in stay or name in own}
-    return {**kept, **{name: one for name, one in own.items() if name in stay}}
+    return {**kept, **{name: one for name, one in own.items() if name in stay or name not in kept}}
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -303,20 +312,41 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= needed
 
 
-def _fits(value: Any, own: Any) -> bool:
-    """Whether a setting from a checkpoint can replace the optimizer's own setting."""
+def _fits(value: Any, own: Any, *, is_used: bool) -> bool:
+    """Whether a setting from a checkpoint can replace the optimizer's own setting.
+
+    Args:
+        value: the setting of the checkpoint.
+        own: the optimizer's own setting.
+        is_used: whether torch's optimizers or schedulers compute with the setting. If not, the script decides which
+            values it may have.
+    """
     if isinstance(value, torch.Tensor):
-        is_alike = value.numel() == 1 or (isinstance(own, torch.Tensor) and own.shape == value.shape)
-        return is_alike and not value.is_meta and not bool(value.isnan().any())
+        return _tensor_fits(value, own, is_used=is_used)
     if own is None or value is None:
-        return True
+        return own is None or not is_used
     if isinstance(own, list | tuple):
         of_own = cast("list[Any]", own)
         is_list = isinstance(value, list | tuple) and len(cast("list[Any]", value)) == len(of_own)
-        return is_list and all(map(_fits, cast("list[Any]", value), of_own))
-    if isinstance(own, bool | int | float | torch.Tensor):
-        return NUMBER.fits(value) and not math.isnan(value) if type(value) is not bool else True
+        pairs = zip(cast("list[Any]", value) if is_list else [], of_own, strict=False)
+        return is_list and all(_fits(one, other, is_used=is_used) for one, other in pairs)
+    if type(value) is not bool and isinstance(own, bool | int | float | torch.Tensor):
+        is_number = NUMBER.fits(value) and not math.isnan(value)
+        return is_number and not (is_used and math.isinf(value) and not math.isinf(own))
     return isinstance(value, type(own)) if isinstance(own, str) else True
+
+
+def _tensor_fits(value: torch.Tensor, own: Any, *, is_used: bool) -> bool:
+    """See `_fits`. A scheduler fills such a tensor with the next learning rate."""
+    is_whole = value.layout is torch.strided and not (value.is_meta or value.is_quantized or value.is_nested)
+    if not is_whole or bool(value.isnan().any()):
+        return False
+    shape = own.shape if isinstance(own, torch.Tensor) else torch.Size()
+    if not is_used:
+        return value.numel() == 1 or value.shape == shape
+    is_infinite = bool(value.isinf().any()) and not (isinstance(own, float | torch.Tensor) and math.isinf(own))
+    has_gradient = value.requires_grad and not (isinstance(own, torch.Tensor) and own.requires_grad)
+    return value.shape == shape and value.is_floating_point() and not is_infinite and not has_gradient
 
 
 def as_float(value: Any, own: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Makes one step with a copy of an optimizer and a copy of one parameter.
+"""Makes one step with a copy of an optimizer and a copy of one parameter. For an optimizer of bitsandbytes, it only
+creates the state that the parameter has before the first step.
 
-The step shows which state the optimizer creates, and whether the optimizer can continue with a loaded state. The
+The result shows which state the optimizer creates, and whether the optimizer can continue with a loaded state. The
 optimizer, its parameters and the random number generators do not change.
 """
 
@@ -204,6 +205,9 @@ def step_of_copy(
 ) -> dict[str, Any]:
     """Make one step with a copy of an optimizer and a copy of one parameter.
 
+    For an optimizer of bitsandbytes, make no step, and only create the state that the parameter has before the first
+    step.
+
     Args:
         optimizer: the optimizer.
         parameter: the parameter. Its values are not used.
@@ -214,7 +218,7 @@ def step_of_copy(
         gradient: the value of every element of the gradient.
 
     Returns:
-        The state of the parameter after the step.
+        The state of the parameter after the step; for an optimizer of bitsandbytes, the state before the first step.
     """
     attributes = cast("dict[str, Any]", vars(optimizer))
     own = {

@@ -6,10 +6,12 @@ an error in a later step, and a function of the script may compute with a large 
 """
 
 import contextlib
+import copy
 import math
 import sys
-from collections.abc import Generator, Mapping
-from types import FunctionType
+import warnings
+from collections.abc import Generator, Iterator, Mapping
+from types import FunctionType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -31,6 +33,8 @@ _COUNTS = {"last_epoch", "_step_count", "T_cur", "num_bad_epochs", "cooldown_cou
 """The numbers that a scheduler increases in its steps."""
 _LENGTHS = {"T_0", "T_i", "T_mult", "T_max", "step_size", "total_steps", "total_size", "step_ratio"}
 """The numbers by which schedulers divide."""
+_MAY_BE_INFINITE = {"best", "mode_worse", "_schedulers", *_OF_FUNCTIONS}
+"""The entries with the best metric so far, which begins as infinity; and entries that are checked elsewhere."""
 _MOST_WHOLE = 1 << 53
 """Larger whole numbers are not exact as floats."""
 _MOST_REPEATS = 1000
@@ -39,7 +43,7 @@ _MOST_REPEATS = 1000
 
 @contextlib.contextmanager
 def checked_schedulers(where: object, *schedulers: Any, most_steps: int | None = None) -> Generator[None]:
-    """While the block runs, check the states that these schedulers load.
+    """While the block runs, check the states that these schedulers load. Try a step of each at the end.
 
     Args:
         where: the file or the checkpoint that the states come from; named in errors.
@@ -47,14 +51,43 @@ def checked_schedulers(where: object, *schedulers: Any, most_steps: int | None =
         most_steps: how often a scheduler can have stepped before the checkpoint was written; None for no limit.
 
     Raises:
-        CheckpointError: a state sets an attribute that the scheduler does not save, or has a value of another kind.
+        CheckpointError: a state sets an attribute that the scheduler does not save, or has a value of another kind;
+            or a scheduler could not make its next step.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(tried_schedulers(where, *schedulers))
         for scheduler in schedulers:
             inner: Any = getattr(scheduler, "scheduler", scheduler)
             if isinstance(inner, LRScheduler):
                 stack.enter_context(_checked(where, inner, most_steps))
         yield
+
+
+@contextlib.contextmanager
+def tried_schedulers(where: object, *schedulers: Any) -> Generator[None]:
+    """At the end of the block, make one step with a copy of each scheduler and of its optimizer's groups.
+
+    The step shows whether the state of the scheduler fits the settings in the groups. Both may be loaded in the
+    block. Only schedulers of torch are tried, and only if they could make a step before the block. Functions of the
+    script are not called.
+
+    Args:
+        where: the file or the checkpoint that the states come from; named in errors.
+        schedulers: see `checked_schedulers`.
+
+    Raises:
+        CheckpointError: a step raises an error, or its learning rate is not a finite number.
+    """
+    found: list[Any] = [getattr(one, "scheduler", one) for one in schedulers]
+    tried = [(one, _total_steps(one)) for one in found if isinstance(one, LRScheduler) and not _fault_of_step(one)]
+    yield
+    for scheduler, total in tried:
+        is_shorter = _total_steps(scheduler) < total
+        fault = "" if _has_ended(scheduler) and not is_shorter else _fault_of_step(scheduler)
+        if fault:
+            raise refusal(
+                where, fault, "otherwise create the optimizer and the scheduler as in the run that wrote it"
+            )
 
 
 def _checked(where: object, scheduler: Any, most: int | None) -> contextlib.AbstractContextManager[None]:
@@ -115,9 +148,34 @@ def _fault_of_entry(name: str, value: Any, own: Any, most: int | None, *, is_kno
         fault = "is not positive"
     elif is_known and name == "milestones" and not _are_milestones(value):
         fault = "has values that are no steps"
+    elif name not in _MAY_BE_INFINITE and _must_be_finite(name, is_known) and _is_infinite(value, own):
+        fault = "is infinite"
     else:
         fault = ""
     return fault
+
+
+def _must_be_finite(name: str, is_known: bool) -> bool:
+    """Whether a learning rate is computed with an entry. A scheduler of the script may keep infinite losses."""
+    return is_known or name in _OF_GROUPS | _BASES
+
+
+def _is_infinite(value: Any, own: Any) -> bool:
+    """Whether a value, or a value in it, is infinite where the scheduler's own value is not."""
+    if isinstance(value, float | torch.Tensor):
+        return _has_infinity(value) and not (isinstance(own, float | torch.Tensor) and _has_infinity(own))
+    if isinstance(value, list | tuple):
+        numbers, of_own = cast("list[Any]", value), cast("list[Any]", own if isinstance(own, list | tuple) else [])
+        known = [*of_own, *[None] * len(numbers)]
+        return any(map(_is_infinite, numbers, known[: len(numbers)]))
+    if isinstance(value, Mapping):
+        saved, before = cast("Mapping[Any, Any]", value), cast("Any", own if isinstance(own, Mapping) else {})
+        return any(_is_infinite(one, before.get(name)) for name, one in saved.items())
+    return False
+
+
+def _has_infinity(number: float | torch.Tensor) -> bool:
+    return bool(number.isinf().any()) if isinstance(number, torch.Tensor) else math.isinf(number)
 
 
 def _are_attributes(value: Any, own: Any) -> bool:
@@ -236,3 +294,85 @@ def _is_number(value: Any, own: Any) -> bool:
         return not math.isnan(value)
     most = _MOST_WHOLE if isinstance(own, int) else sys.float_info.max
     return isinstance(value, bool) or (isinstance(value, int) and abs(value) <= most)
+
+
+def _parts_of(scheduler: Any) -> Iterator[Any]:
+    """A scheduler, and the schedulers that it consists of."""
+    yield scheduler
+    inner: Any = getattr(scheduler, "_schedulers", None)
+    for one in cast("list[Any]", inner) if isinstance(inner, list | tuple) else []:
+        yield from _parts_of(one)
+
+
+def _cycles_of(scheduler: Any) -> Iterator[Any]:
+    """The parts of a scheduler that can make only a limited number of steps."""
+    return (one for one in _parts_of(scheduler) if isinstance(one, torch.optim.lr_scheduler.OneCycleLR))
+
+
+def _total_steps(scheduler: Any) -> float:
+    """How many steps a scheduler can make; infinity for no limit."""
+    return min((one.total_steps for one in _cycles_of(scheduler)), default=math.inf)
+
+
+def _has_ended(scheduler: Any) -> bool:
+    """Whether a scheduler has made all its steps, as in the last checkpoint of a run."""
+    return any(one.last_epoch >= one.total_steps for one in _cycles_of(scheduler))
+
+
+def _fault_of_step(scheduler: Any) -> str:
+    """Why a scheduler of torch cannot make its next step; empty if no reason was found."""
+    kinds: list[Any] = [type(one) for one in _parts_of(scheduler)]
+    if not all(kind.__module__.startswith("torch.optim") for kind in kinds):
+        return ""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            is_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            for metric in (0.0, math.nan) if is_plateau else [None]:
+                groups = [
+                    {name: _copied(one) for name, one in group.items() if name != "params"}
+                    for group in scheduler.optimizer.param_groups
+                ]
+                copied = _copy_of(scheduler, groups)
+                if metric is None:
+                    copied.step()
+                else:
+                    copied.num_bad_epochs, copied.cooldown_counter = copied.patience, 0  # the rate is decreased
+                    copied.step(metric)
+                rates = [float(group["lr"]) for group in groups]
+                if not all(map(math.isfinite, rates)):
+                    return f"the next step of its scheduler sets the learning rate to {rates}"
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  hostile content may raise anything
+            return printable(f"its scheduler cannot continue with its state ({type(error).__name__}: {error})")
+    return ""
+
+
+def _copy_of(scheduler: Any, groups: list[dict[str, Any]]) -> Any:
+    """A copy of a scheduler that changes only these groups. It does not call functions of the script."""
+    own = cast("dict[str, Any]", vars(scheduler))
+    attributes = {name: _copied(one) for name, one in own.items() if name not in {"optimizer", "_schedulers"}}
+    made = object.__new__(cast("Any", type(scheduler)))
+    made.__dict__.update(attributes)
+    step = SimpleNamespace(_wrapped_by_lr_sched=True)
+    made.optimizer = SimpleNamespace(
+        param_groups=groups, defaults=getattr(scheduler.optimizer, "defaults", {}), step=step
+    )
+    if "lr_lambdas" in attributes:
+        made.lr_lambdas = [_constant] * len(groups)
+    if attributes.get("_scale_fn_custom") is not None:
+        made._scale_fn_custom = _constant
+    inner: Any = getattr(scheduler, "_schedulers", None)
+    if isinstance(inner, list | tuple):
+        made._schedulers = [_copy_of(one, groups) for one in cast("list[Any]", inner)]
+    return made
+
+
+def _constant(_: Any) -> float:
+    return 1.0
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return copy.deepcopy(cast("Any", value)) if isinstance(value, list | tuple | dict) else value

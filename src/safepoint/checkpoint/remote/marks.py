@@ -13,7 +13,9 @@ that the mark states, and if one of these is true:
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +23,7 @@ from typing import Any, cast
 from safepoint.checkpoint.format.catalog import step_of
 from safepoint.checkpoint.format.manifest import MAX_MANIFEST_BYTES
 from safepoint.checkpoint.local.final_model import FINAL
+from safepoint.foundation import clock
 from safepoint.foundation.bounded_json import parse_object
 from safepoint.storage.store import StoredObject, is_key
 
@@ -28,6 +31,13 @@ MAX_MARK_BYTES = 2 * MAX_MANIFEST_BYTES
 _MAX_VALUES = 2 * MAX_MANIFEST_BYTES // 100
 """The limit of the number of values in a mark. A mark has two values for each file: the size and the version. The
 number of files is limited, because a manifest takes more than 100 bytes for each file."""
+_MOST_LISTED_BYTES = 512 << 20
+"""The memory for the files that all marks and manifests of a sweep list."""
+_BYTES_OF_FILE = 150
+"""The memory for a listed file, without its path."""
+_WITHIN_S = 1800.0
+"""How long a sweep or a cleaning may read marks."""
+_log = logging.getLogger("safepoint")
 _SLACK_S = 60.0
 """How much older than its mark an object may seem. The clocks of a store's servers differ, and the servers round the
 times that they report."""
@@ -95,6 +105,64 @@ class Mark:
             sizes.setdefault(path, set()).add(found[path].size_bytes)
             versions[path] = found[path].version
         return Mark(sizes={path: tuple(sorted(known)) for path, known in sizes.items()}, versions=versions)
+
+
+class ListedFiles:
+    """The files that the marks and manifests of a sweep list, within a limit of memory.
+
+    Strangers may have written any number of marks. If their files would take too much memory, the files of the other
+    marks are left out, with a warning.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, Mapping[str, int]] = {}
+        self._num_bytes = 0
+        self._is_full = False
+
+    def add(self, name: str, files: Mapping[str, int]) -> None:
+        """Add the files of `name`: path → size in bytes."""
+        num_bytes = sum(sys.getsizeof(path) + _BYTES_OF_FILE for path in files)
+        if self._num_bytes + num_bytes > _MOST_LISTED_BYTES:
+            if not self._is_full:
+                _log.warning(
+                    "the marks of unfinished checkpoints list too many files; unfinished uploads of %s, and of other "
+                    "checkpoints, stay in the store",
+                    name,
+                )
+            self._is_full, files, num_bytes = True, {}, 0
+        self._num_bytes += num_bytes
+        self._files[name] = files
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, name: str) -> Mapping[str, int]:
+        return self._files[name]
+
+    def larger_than(self, num_bytes: int) -> Iterator[str]:
+        """The keys of all files of more than `num_bytes` bytes."""
+        for name, files in list(self._files.items()):
+            yield from (f"{name}/{path}" for path, size_bytes in files.items() if size_bytes > num_bytes)
+
+
+def within_time(names: Iterable[str]) -> Iterator[str]:
+    """Yield `names` for half an hour. Strangers may have written any number of marks."""
+    until_s = clock.monotonic_s() + _WITHIN_S
+    for name in names:
+        if clock.monotonic_s() > until_s:
+            _log.warning(
+                "the store has too many marks of unfinished checkpoints; what they left from %s on stays until the "
+                "next start",
+                name,
+            )
+            return
+        yield name
 
 
 def _pairs(value: Any) -> list[tuple[str, Any]]:

@@ -23,7 +23,7 @@ from safepoint.checkpoint.format.manifest import (
     is_of_newer_release,
 )
 from safepoint.checkpoint.local.retention import Candidate, KeepNewest, Policy, select_superseded
-from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, Mark, is_name
+from safepoint.checkpoint.remote.marks import MAX_MARK_BYTES, ListedFiles, Mark, is_name, within_time
 from safepoint.checkpoint.remote.refusals import ATTEMPT_KEY, Refusals
 from safepoint.errors import (
     AccessDeniedError,
@@ -340,33 +340,32 @@ class RemoteFolder:
             names: the names of checkpoints and models; None for all.
             only: called with the path of each file; uploads of the files for which it returns True are aborted.
             begun_before_s: see `Store.sweep`.
-            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
+            deadline_s: when to give up, by the monotonic clock. If None, see `Store.sweep` and `within_time`.
 
         Returns:
             The number of aborted uploads.
         """
         marked = self.unfinished(deadline_s=deadline_s) if names is None else names
-        listed: dict[str, Mapping[str, int]] = {}
-        for name in marked:
-            listed[name] = {}  # this entry stays empty if the store refuses the mark
+        listed = ListedFiles()
+        for name in within_time(marked):
+            listed.add(name, {})  # this entry stays empty if the store refuses the mark
             with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{UNFINISHED}/{name}"):
-                listed[name] = self.marked_files(name, deadline_s=deadline_s)
+                listed.add(name, self.marked_files(name, deadline_s=deadline_s))
 
         def is_ours(key: str) -> bool:
             name, _, path = key.partition("/")
             if not is_name(name) or (names is not None and name not in names) or not only(path):
                 return False
             if name not in listed:
-                listed[name] = {}
+                listed.add(name, {})
                 with contextlib.suppress(UnreadableError), self.refusals.as_fault(f"{name}/{MANIFEST_NAME}"):
-                    listed[name] = self.files_of_manifest(name, deadline_s)
+                    listed.add(name, self.files_of_manifest(name, deadline_s))
             return path in listed[name]
 
-        large = [f"{name}/{path}" for name, files in listed.items() for path in files if files[path] > WHOLE_BYTES]
+        keys = listed.larger_than(WHOLE_BYTES)
         below = next(iter(listed)) if names is not None and len(listed) == 1 else ""
-        return self.store.sweep(
-            only=is_ours, keys=large, below=below, begun_before_s=begun_before_s, deadline_s=deadline_s
-        )
+        sweep = self.store.sweep
+        return sweep(only=is_ours, keys=keys, below=below, begun_before_s=begun_before_s, deadline_s=deadline_s)
 
     def files_of_manifest(self, name: str, deadline_s: float | None) -> dict[str, int]:
         """The files that a valid manifest of `name` lists, and the manifest itself; empty if there is none."""
@@ -383,13 +382,14 @@ class RemoteFolder:
 
         Args:
             keep: names of checkpoints that this attempt has in its folder and is going to upload.
-            deadline_s: when to give up, by the monotonic clock. If None, only each single request has a time limit.
+            deadline_s: when to give up, by the monotonic clock. If None, see `Store.sweep` and `within_time`.
 
         Returns:
             The number of deleted objects and uploads.
         """
         num_deleted = self.sweep(self.unfinished(deadline_s=deadline_s) - set(keep), deadline_s=deadline_s)
-        for name in sorted((self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)) - set(keep)):
+        leftovers = (self.unfinished(deadline_s=deadline_s) | self.with_parts(deadline_s)) - set(keep)
+        for name in within_time(sorted(leftovers)):
             try:
                 with self.refusals.as_fault(f"{name}/{MANIFEST_NAME}", deadline_s=deadline_s):
                     but = self.files_of_manifest(name, deadline_s)

@@ -28,6 +28,7 @@ from safepoint.cli.checkpoint_answers import (
     check_removed,
     hint_on_damage,
     nothing_to_adopt,
+    nothing_to_verify,
     removal_answers,
     repair_answers,
     sentence_of,
@@ -140,8 +141,7 @@ def verify(
     everything = [inventory.item(name)] if name else inventory.items()
     items = [item for item in everything if name or item.kind in OURS]
     if not items:
-        others = f", only {plural(len(everything), 'folder')} that Safepoint did not write" if everything else ""
-        raise NothingValidError(f"there is no checkpoint in {inventory.store.location}{others}")
+        raise NothingValidError(nothing_to_verify(everything, inventory.store.location))
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     num_damaged = 0
@@ -152,7 +152,8 @@ def verify(
         num_damaged += bool(faults)
         is_one_left |= not faults and item.name != FINAL and not item.is_of_other_user
         documents.append(verify_document(item, faults))
-        lines.append(f"{item.where}: {state_of(item, faults, deep=deep)}")
+        limit = "" if is_read or faults or item.is_of_other_user else "; contents were not read (--deep reads them)"
+        lines.append(f"{item.where}: {state_of(item, faults, deep=deep)}{limit}")
         lines += [f"  {fault}" for fault in faults] + stray_lines(item)
     lines += [f"{item.where}: {item.kind}" for item in everything if item not in items]
     print_answer(as_json, documents, lines)

@@ -30,10 +30,9 @@ def dashboard(
         typer.Option(
             metavar="PORT",
             help="The port; 0 for any free port. If an earlier dashboard has used the port that you choose, first "
-            "close all pages of the earlier dashboard in the browser, and delete the site data of its address. The "
-            "reason: after the earlier dashboard has ended, another user of the machine can start a program at this "
-            "port. The open pages may then load a page of that program, and this page stays open. As soon as the new "
-            "dashboard has the same address, this page can do everything in the new dashboard that you can do.",
+            "close its pages in the browser, and delete the site data of its address. Otherwise, if another user has "
+            "started a program at this port in the meantime, a page of that program can do everything in the new "
+            "dashboard that you can do.",
             min=0,
             max=65535,
         ),
@@ -90,7 +89,11 @@ def dashboard(
     ] = "X-Forwarded-User",
     operator: Annotated[
         list[str] | None,
-        typer.Option(metavar="USER", help="A user of the proxy who may change something; the others may only read."),
+        typer.Option(
+            metavar="USER",
+            help="A user of the proxy who may change something; may be given several times. All other users may only "
+            "read.",
+        ),
     ] = None,
 ) -> None:
     """Show jobs and checkpoints in a browser, and act on them.

@@ -18,6 +18,7 @@ from safepoint.cli.job_answers import HEAD, row
 from safepoint.cli.output import table
 from safepoint.errors import UsageError, without_credentials
 from safepoint.jobs.model.job_place import Job, JobPlace
+from safepoint.presentation.drawings import heights
 
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 500
@@ -123,9 +124,5 @@ def picture(
 
 def sparkline(values: Sequence[float]) -> str:
     """A bar for each value, in the same order. The lowest value gets the lowest bar. The highest value gets the
-    highest bar."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in values)
+    highest bar. If a value is not finite, there are no bars."""
+    return "".join(_BARS[round(height * (len(_BARS) - 1))] for height in heights(values))

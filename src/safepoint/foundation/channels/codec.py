@@ -49,8 +49,8 @@ def parse(body: bytes) -> dict[str, Any]:
     """The JSON object in `body`.
 
     Raises:
-        ProtocolError: `body` is larger than `MAX_FRAME_BYTES`, is not a JSON object, or a name occurs twice in an
-            object. `parse_value` names the other limits.
+        ProtocolError: `body` is larger than `MAX_FRAME_BYTES`, is not a JSON object, has a name twice in one object,
+            or exceeds another limit of `parse_value` in `foundation/bounded_json.py`.
     """
     try:
         return parse_object(body, max_bytes=MAX_FRAME_BYTES)

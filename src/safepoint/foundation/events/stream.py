@@ -11,6 +11,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
@@ -21,6 +22,9 @@ from safepoint.foundation.bounded_json import MAX_BYTES, parse_object
 from safepoint.foundation.shared_folders.opening import open_file, open_regular
 
 EVENTS_NAME = "events.jsonl"
+_MOST_VALUES = 10_000
+"""The limit of the values in one event."""
+_MOST_VALUES_READ = 1 << 22
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -96,15 +100,36 @@ def read_events(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[s
         path: the stream.
         last_bytes: read only this many bytes at its end. A stream in an output folder may be of any size.
     """
+    return (record for _, record in _lines(path, last_bytes))
+
+
+def newest_events(path: Path, *, last_bytes: int) -> list[dict[str, Any]]:
+    """The newest records that `read_events` returns, oldest first: as many as have 4,194,304 values together.
+
+    A stream that someone else has written may have many empty objects. Each takes 2 bytes there, and 64 in memory.
+    """
+    kept: deque[tuple[int, dict[str, Any]]] = deque()
+    num_values = 0
+    for line, record in _lines(path, last_bytes):
+        count = sum(map(line.count, (b",", b"[", b"{")))
+        kept.append((count, record))
+        num_values += count
+        while num_values > _MOST_VALUES_READ:
+            num_values -= kept.popleft()[0]
+    return [record for _, record in kept]
+
+
+def _lines(path: Path, last_bytes: int | None) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a stream that are valid, with their records."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         if last_bytes is not None:
             file.seek(max(0, os.fstat(file.fileno()).st_size - last_bytes))
         while line := file.readline(MAX_BYTES):
             if line.endswith(b"\n"):  # skip a line without an end: it is too long, or a crash has cut it off
                 with contextlib.suppress(ValueError):
-                    record = parse_object(line)
+                    record = parse_object(line, max_values=_MOST_VALUES)
                     if isinstance(record.get("event"), str):
-                        yield record
+                        yield line, record
 
 
 def append_lines(path: Path, lines: bytes) -> None:

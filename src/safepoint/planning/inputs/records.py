@@ -292,7 +292,7 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path, *, is_own: bool
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
     if not isinstance(value, str):
-        raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy")
+        raise _wrong(path, name, value, f"set {name} to a path or an object, or pass --strategy")
     hint = f"pass --strategy {'zero1, zero2 or zero3' if name == 'deepspeed' else 'fsdp or fsdp-full'}"
     what = "the DeepSpeed configuration" if name == "deepspeed" else f"the file of {name}"
     # The path is relative to the folder of the script. This folder is unknown, so look beside the arguments.
@@ -300,7 +300,7 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path, *, is_own: bool
     try:
         file = Path(os.path.realpath(folder / value))
     except ValueError as error:  # a null byte, or half of a surrogate pair
-        raise _wrong(path, name, value, f"{name} must be a path or an object, or pass --strategy") from error
+        raise _wrong(path, name, value, f"set {name} to a path or an object, or pass --strategy") from error
     if is_own and os.path.exists(value):
         file = Path(value)
     elif not file.is_relative_to(folder):

@@ -31,7 +31,7 @@ from safepoint.storage.library.key_files import KeyFiles
 from safepoint.storage.library.listing import Listing, run_in_thread
 from safepoint.storage.location import Location, Scheme
 from safepoint.storage.options import StorageOptions
-from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S
+from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S, identifier
 from safepoint.storage.s3.multipart import STREAM_MEMORY_BYTES, part_bytes_of
 from safepoint.storage.s3.retry import DEFAULT_WITHIN_S, retry
 from safepoint.storage.store import Condition, Content, OpenFile, Progress, Sink, StoredObject, check_length, too_long
@@ -140,7 +140,9 @@ class LibraryBucket:
 
         # One attempt reads all pages. If a later page fails, the whole listing is repeated, so that an incomplete
         # listing is never returned.
-        for found in self._call("LIST", prefix, everything, deadline_s):
+        listed = self._call("LIST", prefix, everything, deadline_s)
+        while listed:  # the caller may keep other copies of the names, so these are released one by one
+            found = listed.pop()
             if found.key.startswith(prefix):  # a hostile server may list other names
                 yield found
 
@@ -273,7 +275,14 @@ class LibraryBucket:
         return 0
 
     def _version(self, item: Any) -> str:
-        return item[self._version_field] or ""
+        try:
+            return identifier(item[self._version_field])
+        except ValueError as error:
+            where = f"{self._location.scheme}://{self._location.bucket}"
+            raise StorageError(
+                f"{where}: the answer has an invalid version of an object",
+                hint="check that the endpoint is the store itself, and not a proxy or a web console",
+            ) from error
 
     def _object(self, key: str, item: Any) -> StoredObject:
         modified: datetime = item["last_modified"]

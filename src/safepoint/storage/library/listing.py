@@ -1,10 +1,12 @@
 """Reads a listing of obstore within limits, because the server may be hostile.
 
 obstore requests the pages by itself, and shows neither the pages nor their markers. So a server could send names or
-empty pages without end, or the same page again and again. A listing of S3 has the same limits.
+empty pages without end, or the same page again and again. A listing of S3 has the same limits of names, memory and
+time.
 """
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
@@ -20,7 +22,7 @@ _LIST_WITHIN_S = 1800.0
 _CHUNK_WITHIN_S = DEFAULT_WITHIN_S
 """How long a listing may continue without new names. A store may send a few empty pages."""
 _BYTES_OF_ITEM = 512
-"""The memory that an object takes, without its name."""
+"""The memory that an object takes, with obstore's own, and without its texts."""
 _T = TypeVar("_T")
 
 
@@ -53,8 +55,8 @@ class Listing:
             num_before = len(found)
             for item in chunk:
                 name: str = item["path"]
-                num_bytes += len(name) + _BYTES_OF_ITEM
-                found[name] = self._make(name, item)
+                found[name] = made = self._make(name, item)
+                num_bytes += sys.getsizeof(name) + sys.getsizeof(made.version) + _BYTES_OF_ITEM
             if len(found) > MOST_LISTED or num_bytes > MOST_LISTED_BYTES:
                 raise StorageError(
                     f"{self._what}: there are too many names to list, more than {len(found)}",

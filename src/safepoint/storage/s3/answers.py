@@ -17,6 +17,9 @@ _MAX_ELEMENTS = 50_000
 """A page has 1000 objects, uploads or parts, with about ten elements each."""
 _MAX_TEXT = 4096
 """S3's longest text is a key: 1024 bytes, which take up to 3072 characters when they are encoded."""
+_MAX_KEY_BYTES = 1024
+_MAX_IDENTIFIER = 1024
+"""The longest version, identifier of an upload, or time. Identifiers of uploads have some hundred characters."""
 _MAX_NAMESPACES = 10_000
 _XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
 _BLOCK_BYTES = 16 << 10
@@ -188,6 +191,30 @@ def present(text: str | None) -> str:
     if not text:
         raise ValueError("a value is missing")
     return text
+
+
+def key_in(element: ElementTree.Element) -> str:
+    """The key in a child of `element`; empty if there is none.
+
+    Raises:
+        ValueError: the key is longer than S3 allows.
+    """
+    key = element.findtext("Key") or ""
+    if len(key.encode(errors="surrogateescape")) > _MAX_KEY_BYTES:
+        raise ValueError("a key is too long")
+    return key
+
+
+def identifier(text: str | None) -> str:
+    """A version, an identifier of an upload or a time, without blanks around it; empty if there is none.
+
+    Raises:
+        ValueError: `text` is too long, or has other characters than printable ASCII.
+    """
+    found = (text or "").strip()
+    if len(found) > _MAX_IDENTIFIER or not (found.isascii() and found.isprintable()):
+        raise ValueError("an identifier is invalid")
+    return found
 
 
 def time_of(text: str | None) -> float:

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from safepoint.errors import AccessDeniedError, ConditionError, ObjectNotFoundError, StorageError, TransientError
 from safepoint.foundation import clock
-from safepoint.storage.s3.answers import other_answer, present, refusing_other_answers, size_of, time_of
+from safepoint.storage.s3.answers import identifier, other_answer, present, refusing_other_answers, size_of, time_of
 from safepoint.storage.s3.exchange import Request, received, refuse_failure
 from safepoint.storage.s3.file_parts import md5_of
 from safepoint.storage.s3.multipart import upload_in_parts
-from safepoint.storage.s3.requests import MOST_LISTED, S3Requests, UploadId
+from safepoint.storage.s3.requests import S3Requests, UploadId
 from safepoint.storage.store import WHOLE_BYTES, Condition, Content, OpenFile, Progress, StoredObject, too_long
 
 _WHY_BYTES = 64 << 10
@@ -43,7 +43,7 @@ class S3Bucket(S3Requests):
             return StoredObject(
                 key=key,
                 size_bytes=size_of(headers["Content-Length"]),
-                version=present(headers["ETag"]),
+                version=present(identifier(headers["ETag"])),
                 modified_s=time_of(headers["Last-Modified"]),
             )
 
@@ -103,7 +103,9 @@ class S3Bucket(S3Requests):
                 raise other_answer(self._what("PUT", key))  # an S3 server sends no such version
             headers["if-match"] = condition.version
         request = Request(method="PUT", key=key, query={}, headers=headers, body=data)
-        return self._call(request, until_s, most_tries=1).headers.get("ETag", "")
+        answer = self._call(request, until_s, most_tries=1)
+        with refusing_other_answers(self._what("PUT", key)):
+            return identifier(answer.headers["ETag"])
 
     def upload(
         self,
@@ -146,24 +148,22 @@ class S3Bucket(S3Requests):
     ) -> int:
         """See `Bucket`."""
         num_swept = 0
-        unique: dict[tuple[str, str], UploadId] = {}
+        unique = set[tuple[str, str]]()
+        budget = self.budget(prefix, deadline_s)  # one for all listings: a mark may name thousands of large files
 
         def find(start: str) -> None:
-            for upload in self.find(start, deadline_s=deadline_s):
+            budget.check_time()
+            for upload in self.find(start, deadline_s=deadline_s, budget=budget):
                 if (begun_before_s is None or upload.begun_s < begun_before_s) and only(upload.key):
-                    unique[upload.key, upload.upload_id] = upload
-                    if len(unique) > MOST_LISTED:
-                        raise StorageError(
-                            f"{self._what('GET', '')}: there are more than {MOST_LISTED} unfinished uploads",
-                            hint="abort them, or use a location that only this run writes to",
-                        )
+                    unique.add((upload.key, upload.upload_id))
 
         with ThreadPoolExecutor(_NUM_LISTINGS, thread_name_prefix="safepoint-sweep") as threads:
             # Raises the first error, and cancels the rest.
             list(threads.map(find, [prefix, *itertools.islice(filter(only, keys), _MOST_KEYS)]))
-        for upload in unique.values():
+        for key, upload_id in unique:
+            budget.check_time()
             try:
-                self.abort(upload, deadline_s=deadline_s)
+                self.abort(UploadId(key=key, upload_id=upload_id), deadline_s=deadline_s)
                 num_swept += 1
             except ObjectNotFoundError:
                 pass

@@ -1,7 +1,9 @@
 """Sends requests to S3, repeats them, and receives their answers, which may be hostile.
 
 Promises: the body of an answer takes no more memory than the limit of its kind: a page of a listing, another answer,
-or the description of an error. An answer that does not have the form that S3 gives it is an error.
+or the description of an error. An answer that does not have the form that S3 gives it is an error. A request and its
+answer end at the caller's deadline. They end earlier if they take longer than the timeout of a request plus the time
+that their bytes take at SLOWEST_BYTES_PER_S.
 
 Connections are kept open and used again. Through an unencrypted connection, the kernel sends a file's bytes without
 passing them through Python.
@@ -13,6 +15,7 @@ import functools
 import http.client
 import os
 import re
+import socket
 import ssl
 import weakref
 from collections.abc import Callable, Mapping
@@ -24,10 +27,10 @@ from xml.etree import ElementTree
 
 from safepoint.errors import StorageError, TransientError
 from safepoint.foundation import clock
-from safepoint.foundation.closed_requests import TimedResponse, limit_connecting
+from safepoint.foundation.closed_requests import TimedResponse, TimeLimit, limit_connecting
 from safepoint.storage import failures
 from safepoint.storage.options import StorageOptions, proxy_of
-from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S, is_error, other_answer, parsed
+from safepoint.storage.s3.answers import SLOWEST_BYTES_PER_S, OtherAnswerError, is_error, other_answer, parsed
 from safepoint.storage.s3.credentials import Keys, KeySource
 from safepoint.storage.s3.file_parts import FilePart, PartReader
 from safepoint.storage.s3.retry import retry
@@ -42,6 +45,8 @@ _MOST_BODY_BYTES = 64 << 10
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _ENCRYPTION = "x-amz-server-side-encryption"
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+_BROKEN = (OSError, http.client.HTTPException, ElementTree.ParseError)
+"""What the standard library raises if a connection breaks."""
 _T = TypeVar("_T")
 
 
@@ -171,18 +176,30 @@ class S3Exchange:
 
         def exchange(timeout_s: float, keys: Keys) -> _T:
             connection, sent = self._connection(timeout_s), request()
-            until_s = clock.monotonic_s() + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
+            now_s = clock.monotonic_s()
+            until_s = now_s + timeout_s + (sent.size_bytes + sent.answer_bytes) / SLOWEST_BYTES_PER_S
+            until_s = until_s if deadline_s is None else min(until_s, deadline_s)
+            connecting, whole = TimeLimit(min(now_s + timeout_s, until_s)), TimeLimit(until_s)
             connection.response_class = cast("Any", functools.partial(TimedResponse, until_s=until_s))
-            limit_connecting(connection, clock.monotonic_s() + timeout_s)
+            limit_connecting(connection, connecting)
             # If the server closes the connection after this answer, http.client leaves the socket to the response.
             # So both the connection and the response are closed.
             with contextlib.ExitStack() as closing:
                 closing.callback(connection.close)
                 try:
-                    response = closing.enter_context(self._send(connection, sent, keys, what))
-                    result = receive(response)
-                except (OSError, http.client.HTTPException, ElementTree.ParseError) as error:
-                    raise failures.from_connection(f"{type(error).__name__} {error}", what) from error
+                    if connection.sock is None:
+                        with connecting:
+                            connection.connect()
+                    with whole:
+                        whole.watch(cast("socket.socket", connection.sock))
+                        response = closing.enter_context(self._send(connection, sent, keys, what))
+                        result = receive(response)
+                except (*_BROKEN, OtherAnswerError, TransientError) as error:
+                    if isinstance(error, StorageError) and not whole.has_passed:
+                        raise
+                    # An answer that the limit has cut off may look like another answer.
+                    why = TimeoutError("the request took too long") if whole.has_passed else error
+                    raise failures.from_connection(f"{type(why).__name__} {why}", what) from error
                 closing.pop_all()
             self._idle.append(connection)
             return result
@@ -250,20 +267,20 @@ def _close_all(connections: list[http.client.HTTPConnection]) -> None:
 
 
 def _send_body(connection: http.client.HTTPConnection, body: bytes | memoryview | FilePart) -> None:
-    socket = connection.sock
+    connected = connection.sock
     if not isinstance(body, FilePart):
         for begin in range(0, len(body), _BLOCK_BYTES):  # in blocks, because the timeout applies to each call
-            socket.sendall(body[begin : begin + _BLOCK_BYTES])
+            connected.sendall(body[begin : begin + _BLOCK_BYTES])
         return
     start, end = body.start, body.start + body.size_bytes
     if os.fstat(body.file.descriptor).st_size < end:
         raise StorageError(f"{body.file.name} became shorter while it was uploaded")
     reader = PartReader(body.file.descriptor, start)
-    if not isinstance(socket, ssl.SSLSocket):
-        socket.sendfile(cast("Any", reader), offset=start, count=body.size_bytes)
+    if not isinstance(connected, ssl.SSLSocket):
+        connected.sendfile(cast("Any", reader), offset=start, count=body.size_bytes)
         return
     while block := reader.read(min(_BLOCK_BYTES, end - reader.position)):
-        socket.sendall(block)
+        connected.sendall(block)
     if reader.position < end:
         raise StorageError(f"{body.file.name} became shorter while it was uploaded")
 

@@ -1,15 +1,19 @@
 """Requests to S3: uploads that can be continued, listings, and ranged reads.
 
 Promises: a request counts as successful only if its answer shows that. A listing that contradicts itself about
-further pages is refused, and an upload is complete only if the answer says so.
+further pages is refused, and an upload is complete only if the answer says so. The names, memory and time of all
+listings of one operation are limited.
 
 A ranged read goes from the socket into a small buffer that stays in the processor's cache. So it takes a fraction of
 the processor time that a library such as obstore takes (docs/benchmarks.md).
 """
 
 import base64
+import hashlib
 import http.client
 import re
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_plus
@@ -23,6 +27,8 @@ from safepoint.storage.s3.answers import (
     LISTING,
     SLOWEST_BYTES_PER_S,
     OtherAnswerError,
+    identifier,
+    key_in,
     number_in,
     other_answer,
     present,
@@ -41,10 +47,62 @@ _MOST_PARTS = 10_000
 """The largest number of a part in S3."""
 MOST_LISTED = 2_000_000
 MOST_LISTED_BYTES = 1 << 30
-"""The limits of a listing: the number of names, and the bytes of all pages together. 2,000,000 `StoredObject`s take
-about 1 GB of memory."""
+"""The limits of an operation: the number of names that it may list; and the bytes of all pages together. The second
+limit is also the limit of the memory for the names. 2,000,000 `StoredObject`s take about 1 GB of memory."""
 _LIST_WITHIN_S = 1800.0
-"""How long a listing may take."""
+"""How long an operation may list."""
+_BYTES_OF_ITEM = 200
+"""The memory that a listed object or upload takes, without its texts."""
+
+
+class ListingBudget:
+    """What an operation may take for its listings: names, memory, bytes of pages, and time.
+
+    All listings of one operation share one budget. Several threads may use it.
+
+    Args:
+        what: the request, for messages.
+        where: what the operation lists, for messages.
+        deadline_s: when to give up, by the monotonic clock. The operation may take half an hour in any case.
+    """
+
+    def __init__(self, what: str, where: str, deadline_s: float | None) -> None:
+        self._what = what
+        self._where = where
+        self._begun_s = clock.monotonic_s()
+        latest_s = self._begun_s + _LIST_WITHIN_S
+        self._until_s = latest_s if deadline_s is None else min(latest_s, deadline_s)
+        self._lock = threading.Lock()
+        self._num_names = self._page_bytes = self._kept_bytes = 0
+
+    def check_time(self) -> None:
+        """Raise TransientError if the operation has taken too long."""
+        now_s = clock.monotonic_s()
+        if now_s > self._until_s:
+            raise TransientError(f"{self._what}: the listing took more than {now_s - self._begun_s:.0f} s")
+
+    def take_page(self, num_bytes: int) -> None:
+        """Count the bytes of a page. Raises StorageError if there are too many."""
+        with self._lock:
+            self._page_bytes += num_bytes
+        self._check()
+
+    def take_name(self, *texts: str) -> None:
+        """Count a listed name with all texts that are kept for it. Raises StorageError if there are too many."""
+        # The bytes of a page do not show how much memory its texts take: one character above U+FFFF makes Python
+        # store every character of its text in 4 bytes.
+        with self._lock:
+            self._num_names += 1
+            self._kept_bytes += _BYTES_OF_ITEM + sum(map(sys.getsizeof, texts))
+        self._check()
+
+    def _check(self) -> None:
+        if self._num_names > MOST_LISTED or max(self._page_bytes, self._kept_bytes) > MOST_LISTED_BYTES:
+            count = f"more than {min(self._num_names, MOST_LISTED)} names below {self._where!r}"
+            raise StorageError(
+                f"{self._what}: there are too many names to list, {count}",
+                hint="use a location that only this run writes to",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,27 +154,45 @@ class S3Requests(S3Exchange):
         """The objects whose keys within the bucket begin with `prefix`, even if `Store` refuses their names."""
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         markers = {"continuation-token": "NextContinuationToken"}
-        for item in self._list("", query, markers, "Contents", deadline_s):
-            key = item.findtext("Key") or ""
-            if not key.startswith(prefix):  # a hostile server may list keys outside the prefix
-                continue
+        budget = self.budget(prefix, deadline_s)
+        for item in self._list("", query, markers, "Contents", budget, deadline_s):
             with refusing_other_answers(self._what("GET", "")):
+                key, version = key_in(item), identifier(item.findtext("ETag"))
+                budget.take_name(key, version)
+                if not key.startswith(prefix):  # a hostile server may list keys outside the prefix
+                    continue
                 found = StoredObject(
                     key=key,
                     size_bytes=number_in(item, "Size"),
-                    version=text_in(item, "ETag"),
+                    version=version,
                     modified_s=clock.parse_utc(text_in(item, "LastModified")),
                 )
             yield found
 
-    def find(self, prefix: str, *, deadline_s: float | None) -> Iterator[UploadId]:
-        """The unfinished uploads of all keys that begin with `prefix`."""
+    def budget(self, where: str, deadline_s: float | None) -> ListingBudget:
+        """A budget for an operation that lists keys below `where`."""
+        return ListingBudget(self._what("GET", ""), where, deadline_s)
+
+    def find(
+        self, prefix: str, *, deadline_s: float | None, budget: ListingBudget | None = None
+    ) -> Iterator[UploadId]:
+        """The unfinished uploads of all keys that begin with `prefix`.
+
+        Args:
+            prefix: the beginning of the keys.
+            deadline_s: when to give up, by the monotonic clock.
+            budget: the budget of the operation; None if this is its only listing.
+        """
         query = {"uploads": "", "prefix": prefix, "max-uploads": "1000"}
         markers = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
-        for upload in self._list("", query, markers, "Upload", deadline_s):
-            key = upload.findtext("Key") or ""
+        budget = budget or self.budget(prefix, deadline_s)
+        for upload in self._list("", query, markers, "Upload", budget, deadline_s):
+            # The identifier is required: a request to abort an upload without it would delete the object itself.
+            with refusing_other_answers(self._what("GET", "")):
+                key, name = key_in(upload), present(identifier(upload.findtext("UploadId")))
+                begun = identifier(upload.findtext("Initiated"))
+            budget.take_name(key, name, begun)
             if key.startswith(prefix):  # see `objects`
-                name, begun = text_in(upload, "UploadId"), text_in(upload, "Initiated")
                 yield UploadId(key=key, upload_id=name, initiated=begun)
 
     def parts(self, upload: UploadId, *, deadline_s: float | None) -> Iterator[PartOnServer]:
@@ -124,11 +200,12 @@ class S3Requests(S3Exchange):
         query = {"uploadId": upload.upload_id, "max-parts": "1000"}
         markers = {"part-number-marker": "NextPartNumberMarker"}
         numbers = set[int]()
-        for part in self._list(upload.key, query, markers, "Part", deadline_s):
+        budget = ListingBudget(self._what("GET", upload.key), upload.key, deadline_s)
+        for part in self._list(upload.key, query, markers, "Part", budget, deadline_s):
             with refusing_other_answers(self._what("GET", upload.key)):
                 found = PartOnServer(
                     number=number_in(part, "PartNumber"),
-                    etag=text_in(part, "ETag").strip('"'),
+                    etag=identifier(part.findtext("ETag")).strip('"'),
                     size_bytes=number_in(part, "Size"),
                 )
             # For each listed part, the caller reads a piece of the file. If parts could be listed again, it would
@@ -139,7 +216,13 @@ class S3Requests(S3Exchange):
             yield found
 
     def _list(
-        self, key: str, query: Mapping[str, str], markers: Mapping[str, str], name: str, deadline_s: float | None
+        self,
+        key: str,
+        query: Mapping[str, str],
+        markers: Mapping[str, str],
+        name: str,
+        budget: ListingBudget,
+        deadline_s: float | None,
     ) -> Iterator[ElementTree.Element]:
         """The elements called `name` on all pages of a listing.
 
@@ -150,17 +233,12 @@ class S3Requests(S3Exchange):
         """
         what = self._what("GET", key)
         marker: dict[str, str] = {}
-        seen, num_listed, num_bytes, begun_s = {""}, 0, 0, clock.monotonic_s()
-
-        def check_time() -> None:
-            now_s = clock.monotonic_s()
-            if now_s > begun_s + _LIST_WITHIN_S or (deadline_s is not None and now_s > deadline_s):
-                raise TransientError(f"{what}: the listing took more than {now_s - begun_s:.0f} s")
-
+        seen = {_digest({})}
         while True:
-            check_time()
+            budget.check_time()
             answer = self._call(Request(method="GET", key=key, query={**query, **marker}, answer=LISTING), deadline_s)
-            page, num_bytes = answer.xml, num_bytes + len(answer.body)
+            page = answer.xml
+            budget.take_page(len(answer.body))
             with refusing_other_answers(what):
                 is_last = _is_last(page, name)
             if page.findtext("EncodingType") == "url":
@@ -168,21 +246,14 @@ class S3Requests(S3Exchange):
                     if element.tag == "Key":
                         element.text = unquote_plus(element.text or "", errors="surrogateescape")
             for element in page.iter(name):
-                check_time()
-                num_listed += 1
-                if num_listed > MOST_LISTED or num_bytes > MOST_LISTED_BYTES:
-                    count = f"more than {min(num_listed, MOST_LISTED)} names below {query.get('prefix', key)!r}"
-                    raise StorageError(
-                        f"{what}: there are too many names to list, {count}",
-                        hint="use a location that only this run writes to",
-                    )
+                budget.check_time()
                 yield element
             if is_last:
                 return
             marker = {parameter: text_in(page, element) for parameter, element in markers.items()}
-            if "".join(marker.values()) in seen:
+            if (digest := _digest(marker)) in seen:
                 raise other_answer(what)
-            seen.add("".join(marker.values()))
+            seen.add(digest)
 
     def send_part(
         self, upload: UploadId, number: int, source: "FilePart | memoryview", md5: bytes, *, deadline_s: float | None
@@ -197,7 +268,7 @@ class S3Requests(S3Exchange):
         request = Request(method="PUT", key=upload.key, query=query, headers=headers, body=source, md5=md5.hex())
         answer = self._call(request, deadline_s)
         with refusing_other_answers(self._what("PUT", upload.key)):
-            return present(answer.etag)
+            return present(identifier(answer.etag))
 
     def complete(self, upload: UploadId, etags: Mapping[int, str], *, deadline_s: float | None) -> None:
         """Complete an upload: the store joins its parts into one object.
@@ -286,6 +357,11 @@ class S3Requests(S3Exchange):
             raise StorageError(f"{what}: the server's answer has another range of bytes than the request")
 
 
+def _digest(marker: Mapping[str, str]) -> bytes:
+    """A short value in the place of a marker, which a server may make long."""
+    return hashlib.sha256("".join(marker.values()).encode()).digest()
+
+
 def _is_last(page: ElementTree.Element, name: str) -> bool:
     """Whether no page follows `page`, which lists elements called `name`.
 
@@ -293,7 +369,9 @@ def _is_last(page: ElementTree.Element, name: str) -> bool:
         ValueError: the page does not state it clearly, or does not have the stated number of objects.
     """
     ends = [element.text or "" for element in page.findall("IsTruncated")]
-    if len(ends) > 1 or not set(ends) <= {"true", "false"}:
+    # S3, Ceph RGW, MinIO and moto state it on each page of objects. Listings of parts or uploads may not state it.
+    num_least = 1 if name == "Contents" else 0
+    if not num_least <= len(ends) <= 1 or not set(ends) <= {"true", "false"}:
         raise ValueError("the page does not state whether it is the last one")
     # Listings of parts, and of uploads, may name the last part or key on their last page, too.
     is_last = ends == ["false"] or not ends

@@ -76,6 +76,8 @@ class Outcome:
         train, `check_not_interrupted` raises it again."""
         self.on_first_step: Callable[[], None] | None = None
         """Called once, when this process has done its first optimizer step."""
+        self.resumed_from: Path | None = None
+        """The checkpoint from which the training has resumed; None when a further step is done."""
         self.unsaved_end = ""
         """The error message for a training whose last step was not saved; empty when it was saved."""
 
@@ -114,6 +116,7 @@ class Outcome:
     def step_done(self, step: int) -> None:
         """Record that the training has done optimizer step `step`."""
         self.step = step
+        self.resumed_from = None
         if self.on_first_step is not None:
             call, self.on_first_step = self.on_first_step, None
             call()
@@ -155,6 +158,7 @@ class Outcome:
                 f"the training ended at step {step}, and this step could not be saved; fix the cause given in the "
                 "warning above, and run the same command again"
             )
+        self.resumed_from = None
         self._reporter.report(run_events.Finished(step=step))
         self._end_progress(State.FINISHED)
 
@@ -178,10 +182,19 @@ class Outcome:
     def program_ended(self, code: int, reason: str = "") -> None:
         """Report how the program has ended, if no launcher reports it.
 
+        If the program has failed in its first step after a resume, name the checkpoint: its states may be the cause.
+
         Args:
             code: the program's exit code.
             reason: one sentence, if the program failed.
         """
+        if code == ExitCode.FAILED and self.resumed_from is not None:
+            _log.warning(
+                "the program has failed in its first step after it resumed from %s; if a state in this checkpoint is "
+                "the cause, and someone else may have written the checkpoint, delete it to resume from an older one",
+                self.resumed_from,
+            )
+            self.resumed_from = None
         state = state_after(code)
         if self._settings.record_folder is not None or self._progress.state is state:
             return

@@ -4,6 +4,11 @@ The keeper is the process of each node that writes snapshots to disk while the t
 boundary: the point between two optimizer steps.
 """
 
+import math
+from typing import Any
+
+import torch
+
 from safepoint.checkpoint.format.catalog import checkpoint_name
 from safepoint.checkpoint.format.manifest import Trigger
 from safepoint.foundation import clock
@@ -14,6 +19,10 @@ from safepoint.training.engine.save_clock import SaveClock, read_losses
 from safepoint.training.engine.setup import TrainingSetup
 from safepoint.training.engine.snapshots import Snapshots, TakeResult
 from safepoint.training.engine.synchronous_save import SynchronousSave
+
+
+def _is_number_in_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu"
 
 
 class Saves:
@@ -41,6 +50,7 @@ class Saves:
         """The step that was passed to the keeper and that `finish` has not waited for yet."""
         self.requested: Trigger | None = None
         """The trigger of a save that is due at the next boundary, for example because the keeper was busy."""
+        self._has_warned = False
         if setup.context.place.is_first:
             events = setup.output.events
             agreement.save_clock = SaveClock(setup.context.settings.save_every, lambda: read_losses(events))
@@ -71,6 +81,7 @@ class Saves:
         """
         if trigger == Trigger.PERIODIC and self.requested is not None:
             trigger = self.requested
+        self._warn_of_rates()
         began_s = clock.monotonic_s()
         result = self._take_snapshot(trigger, write, is_last=is_last)
         self.requested = trigger if result == TakeResult.BUSY else None
@@ -86,6 +97,26 @@ class Saves:
         is_postponed = result == TakeResult.BUSY
         self._agreement.save_clock.saved(stall_s=None if is_postponed else stall_s, writing_s=self._agreement.save_s)
         return is_synchronous
+
+    def _warn_of_rates(self) -> None:
+        """Warn once of a learning rate that a start refuses to load.
+
+        A rate on another device is not read, because the save would wait for the device.
+        """
+        if self._has_warned or not self._context.place.is_first:
+            return
+        groups = (group for optimizer in self._loop.optimizers() for group in optimizer.param_groups)
+        rates: list[Any] = [group.get("lr") for group in groups]
+        numbers = [float(one) for one in rates if isinstance(one, float) or _is_number_in_memory(one)]
+        wrong = [one for one in numbers if not math.isfinite(one)]
+        if wrong:
+            self._has_warned = True
+            self._context.log.warning(
+                "the learning rate is %s at step %s; a start refuses checkpoints with such a rate. Correct the "
+                "scheduler, and delete the checkpoints since then to resume from an older one",
+                wrong[0],
+                self._loop.step,
+            )
 
     def _take_snapshot(self, trigger: Trigger, write: Write, *, is_last: bool) -> TakeResult:
         result = self._snapshots.take(trigger, write, is_requested=True)

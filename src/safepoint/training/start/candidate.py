@@ -1,4 +1,5 @@
-"""A checkpoint that a run may resume from, before its files are read; and which of several is tried first."""
+"""A checkpoint that a run may resume from, before its files are read. If several checkpoints have the same step,
+`preference` decides which of them is tried first."""
 
 from dataclasses import dataclass
 from pathlib import Path

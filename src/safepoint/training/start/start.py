@@ -112,6 +112,7 @@ def agree_on_start(
         reads_foreign=reads_foreign,
     )
     point = chooser.choose(in_memory)
+    context.outcome.resumed_from = point.path if point is not None else None
 
     def to_upload() -> list[str]:
         has_uploader = folders.is_owner and store is not None

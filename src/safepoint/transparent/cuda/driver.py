@@ -187,10 +187,11 @@ class DriverTool:
 
 
 def find_driver() -> CudaDriver:
-    """The way to the checkpoint API that this machine has.
+    """Choose how to call the checkpoint API of NVIDIA's driver: with the program that the environment variable
+    `VARIABLE` names, otherwise with `cuda.bindings`, otherwise with the program `cuda-checkpoint`.
 
     Raises:
-        UnsupportedError: this machine has no such way; nothing was done.
+        UnsupportedError: this machine has none of the three; nothing was done.
     """
     named = os.environ.get(VARIABLE)
     if not named:

@@ -15,7 +15,7 @@ from safepoint.checkpoint.format.verify import verify
 from safepoint.checkpoint.local.final_model import final_folder
 from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.tools.inventory import Item, Kind
-from safepoint.cli.checkpoint_answers import check_removed, nothing_to_adopt
+from safepoint.cli.checkpoint_answers import check_removed, nothing_to_adopt, nothing_to_verify
 from safepoint.cli.commands.checkpoints import app
 from safepoint.errors import CheckpointError, SafepointError, StorageError
 from tests.support.checkpoints import commit, prepared
@@ -71,9 +71,12 @@ def test_list_and_show(output: Path, tmp_path: Path) -> None:
 def test_verify_explains_and_ends_with_14(output: Path) -> None:
     """A flipped bit is found with --deep only, a missing file without."""
     flip(output / "checkpoint-20" / "model.safetensors")
-    assert call("verify", output)[0] == 0
+    code, text = call("verify", output)
+    assert code == 0
+    assert text.count("complete; contents were not read (--deep reads them)") == 3
     code, text = call("verify", output, "--deep")
     assert code == 14
+    assert "contents were not read" not in text
     assert "model.safetensors: its content changed" in text
     assert call("verify", output / "checkpoint-10", "--deep")[0] == 0
     (output / "checkpoint-10" / "rng_state_0.pth").unlink()
@@ -95,7 +98,7 @@ def test_verify_says_what_is_left(output: Path) -> None:
     assert "other checkpoints were not checked" in hint_of(output / "checkpoint-30")
     assert "a resume uses the newest valid checkpoint" in hint_of(output)
     shutil.copytree(output / "checkpoint-20", final_folder(OutputFolder(output)))
-    assert "final: complete" in call("verify", output)[1]
+    assert "final: complete; contents were not read (--deep reads them)" in call("verify", output)[1]
     for step in (10, 20):
         (output / f"checkpoint-{step}" / "rng_state_0.pth").unlink()
     assert "no valid checkpoint is left" in hint_of(output)
@@ -208,7 +211,7 @@ def test_looking_at_a_foreign_folder_leaves_nothing_in_it(tmp_path: Path) -> Non
     (plain / "model.safetensors").write_bytes(b"a plain Trainer's")
     before = sorted((tmp_path / "plain").rglob("*"))
     code, text = call("verify", plain.parent)
-    assert (code, "only 1 folder that Safepoint did not write" in text) == (14, True)
+    assert (code, "only 1 checkpoint of another program" in text) == (14, True)
     assert call("repair", plain.parent)[0] == 0
     assert call("prune", plain.parent, "--keep", "newest=1")[0] == 0
     assert call("copy", plain.parent, tmp_path / "copy")[0] == 14
@@ -265,6 +268,16 @@ def test_a_location_that_has_only_what_cannot_be_adopted(kind: Kind) -> None:
     found = nothing_to_adopt([_item("checkpoint-1", kind), _item("checkpoint-2", Kind.CHECKPOINT)], "s3://b/run")
     what = "1 unfinished checkpoint" if kind is Kind.UNFINISHED else "1 checkpoint of another user"
     assert found == f"nothing to adopt in s3://b/run: {what}, which cannot be adopted"
+
+
+def test_a_location_that_has_nothing_to_verify(tmp_path: Path) -> None:
+    root = prepared(tmp_path / "out").root
+    assert call("verify", root) == (14, f"there is no checkpoint in {root}")
+    foreign, unfinished = _item("checkpoint-1", Kind.FOREIGN), _item("checkpoint-2", Kind.UNFINISHED)
+    assert nothing_to_verify([foreign, foreign, unfinished], "s3://b/run") == (
+        "there is no complete checkpoint of Safepoint in s3://b/run, only 2 checkpoints of another program and 1 "
+        "unfinished checkpoint"
+    )
 
 
 @pytest.mark.parametrize("is_folder", [True, False])

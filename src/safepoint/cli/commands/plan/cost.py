@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from safepoint.answers.costs import cost_document, history_of
+from safepoint.answers.costs import MOST_SHOWN, cost_document, history_of
 from safepoint.cli.cluster_options import Namespace, OnOfJob, open_jobs
 from safepoint.cli.commands.jobs import complete_job
 from safepoint.cli.commands.plan.formats import aligned, hours_text, money_text, percent_text, remarks, time_text
@@ -264,6 +264,11 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
             f"--interval ({time_text(interval_s)}) is not shorter than the training "
             f"({time_text(history.trained_s)}): with this interval, the training would have made no periodic save"
         )
+    if len(history.interruptions) > MOST_SHOWN:
+        notes.append(
+            f"of {plural(len(history.interruptions), 'interruption')}, only the newest {MOST_SHOWN} are listed; the "
+            "sums count all"
+        )
     document: dict[str, Any] = {
         **cost_document(name, history, price=price, interval_s=interval_s),
         "warnings": [],
@@ -295,7 +300,7 @@ def _print_history(name: str, history: JobHistory, price: float, interval_s: flo
                 time_text(past.down_s),
                 time_text(past.waiting_s),
             ]
-            for past in history.interruptions
+            for past in history.interruptions[-MOST_SHOWN:]
         ]
         lines += ["", *table(("INTERRUPTED", "CAUSE", "HAD TRAINED", "LOST", "DOWN", "WAITED"), past_rows)]
     if notes:

@@ -74,7 +74,8 @@ def interval(
     snapshot_every: Annotated[
         str | None,
         time(
-            "Training time between two snapshots that stay in memory and do not become checkpoints.",
+            "Training time between two snapshots that stay in memory, and become checkpoints only after an "
+            "interruption.",
             otherwise="no such snapshots",
         ),
     ] = None,

@@ -79,10 +79,15 @@ def simulate(
     ] = None,
     step: Annotated[str, time("Time that a training step takes.")] = "5s",
     restart: Annotated[
-        str, time("Time that a restart on the same machines takes, before the state is loaded.")
+        str, time("Time that a restart on the same machines takes, without the time to load the state.")
     ] = "1m",
     replace_machine: Annotated[
-        str, typer.Option("--replace", metavar="TIME", help="Time that a restart takes if a machine was lost.")
+        str,
+        typer.Option(
+            "--replace",
+            metavar="TIME",
+            help="Time that a restart takes if a machine was lost, without the time to load the state.",
+        ),
     ] = "5m",
     machine_failures: Annotated[str | None, rate_of_model("How often each machine fails, such as 2/year.")] = None,
     ranks_only: Annotated[

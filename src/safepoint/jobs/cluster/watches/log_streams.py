@@ -130,7 +130,8 @@ class LogStreams:
         return found
 
     def close(self) -> None:
-        """Let the threads end. A thread that waits for a line ends when the API is closed."""
+        """Tell the threads to end. A thread that is waiting for a line from the cluster ends when a new line arrives,
+        or when the API is closed."""
         self._is_over.set()
 
     def _read(self, pod: Object, start: Start) -> None:

@@ -1,7 +1,7 @@
 """Fetches the data set and the model of a job before its launchers start.
 
 Promises: an input is recorded in the job's folder only when it is complete. All attempts of a job use the same files,
-and fetch them only once. A fetch that was interrupted leaves no record.
+and fetch them only once, unless the files are deleted. A fetch that was interrupted leaves no record.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safepoint.foundation.events.stream import read_events
+from safepoint.foundation.events.stream import newest_events, read_events
 from safepoint.jobs.model.records import JobEvent
 from safepoint.progress.record import PROGRESS_NAME, Progress, read_progress
 
@@ -30,7 +30,7 @@ def job_events(folder: Path, *, last_bytes: int = MOST_BYTES) -> list[JobEvent]:
         last_bytes: read only this number of bytes at the end of the stream. A job that saves every minute writes a
             hundred thousand events in a month.
     """
-    return [_as_job_event(event) for event in read_events(folder / EVENTS, last_bytes=last_bytes)]
+    return [_as_job_event(event) for event in newest_events(folder / EVENTS, last_bytes=last_bytes)]
 
 
 def progress(folder: Path) -> Progress | None:

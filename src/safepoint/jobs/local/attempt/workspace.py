@@ -27,7 +27,8 @@ def private_cache(name: str) -> Path:
 
 
 def provide_workspace(targets: Iterable[str]) -> None:
-    """Make sure that the paths `targets`, such as `/workspace/dataset`, lead to the links that `point` sets.
+    """Make sure that each path in `targets`, such as `/workspace/dataset`, leads to its link in the user's cache.
+    `point` sets where this link leads.
 
     Raises:
         UsageError: a path exists and leads to something else, another user could change where it leads, or the link
@@ -47,8 +48,8 @@ def provide_workspace(targets: Iterable[str]) -> None:
             raise UsageError(
                 f"{path} exists on this machine, and is no link to {content}; the initializer needs that path, and "
                 "nothing was started",
-                hint=f"move {path} away, or leave the initializer out, and let the script read the data or the model "
-                "from where it is stored",
+                hint=f"move {path} away. Or leave the initializer out; the script then has to read the data or the "
+                "model from where it is stored",
             )
         _check_folder(path)
         try:

@@ -255,8 +255,8 @@ class Preparing:
 
 
 def digest_source(source: Source) -> FileEntry:
-    """The entry of a complete image for the manifest. The checksums are filled in in memory, and no file is
-    written."""
+    """The manifest entry of a file whose image is complete. The checksums are written into the image in memory. No
+    file is written."""
     preparing = Preparing(source)
     preparing.run()
     preparing.wait_for(source.size_bytes)

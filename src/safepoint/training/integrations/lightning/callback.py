@@ -17,10 +17,13 @@ from safepoint.checkpoint.local.output_folder import OutputFolder
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
 from safepoint.errors import UsageError, printable
+from safepoint.foundation.environment import Place
 from safepoint.foundation.units import plural
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
 from safepoint.training.integrations.lightning.callback_states import SCORE, watch_later_loads
+from safepoint.training.integrations.lightning.checkpoint_files import is_local, is_of_run
+from safepoint.training.integrations.lightning.checkpoint_links import CheckpointLinks, remember_folders
 from safepoint.training.integrations.lightning.lightning_data import LightningData
 from safepoint.training.integrations.lightning.lightning_parts import STATE, LightningParts
 from safepoint.training.plain.training import Training
@@ -31,6 +34,7 @@ _MOST_METRICS = 10_000
 _MOST_CHARACTERS = 80
 """How much of a metric's name a message shows."""
 _STRATEGIES = {"SingleDeviceStrategy", "DDPStrategy"}
+remember_folders()  # scripts import this module before they make their callbacks
 
 
 class SafepointCallback(Checkpoint):
@@ -49,6 +53,8 @@ class SafepointCallback(Checkpoint):
         self._output_dir = output_dir
         self._save_steps = save_steps
         self._overrides = Overrides()
+        self._links = Overrides()
+        """What keeps Lightning from following links. Callbacks also delete files after the training has ended."""
         self._context: RankContext | None = None
         self._training: Training | None = None
         self._trainer: Any = None
@@ -134,8 +140,6 @@ class SafepointCallback(Checkpoint):
         self._context, self._trainer, self._training, self._root = context, trainer, training, training.root
         self._run_id = training.run_id
         self._override(data, parts, folder)
-        if folder is not None:
-            self._overrides.enter_context(watch_later_loads(folder / STATE, trainer.callbacks, parts.optimizers))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -170,44 +174,19 @@ class SafepointCallback(Checkpoint):
         """See `lightning.pytorch.Callback`."""
         if stage != "fit":
             self._overrides.close()
+        self._links.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """See `lightning.pytorch.Callback`."""
-        self._close(exception)
+        with self._links:
+            self._close(exception)
 
     # ---- where hooks are not enough -------------------------------------------------------------------------------
 
     def _override(self, data: LightningData, parts: LightningParts, folder: Path | None) -> None:
         """Override the methods with which Lightning restores states, makes loaders, and begins and ends loops."""
-        connector, strategy = self._trainer._checkpoint_connector, self._trainer.strategy
+        strategy = self._trainer.strategy
         fit, epoch = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
-
-        def restore(original: Callable[..., None], path: Any = None, weights_only: bool | None = None) -> None:
-            if folder is None:
-                original(path, weights_only)
-                return
-            if path is not None and self._context is not None:
-                self._context.log.info("the run resumes from %s, not from ckpt_path", folder)
-            parts.restore(folder, weights_only, original)
-
-        def restore_states(original: Callable[[], None]) -> None:
-            if folder is None:
-                original()
-            else:
-                parts.restore_states(folder, original)
-
-        def restored(original: Callable[[], None]) -> None:
-            original()
-            # If `begin` raises an error, `_close` must find no training, because none has started.
-            training, self._training = self._training, None
-            assert training is not None
-            training.begin()
-            self._training = training
-            self._steps = int(self._trainer.global_step)
-            if folder is not None:
-                with states_of(folder / STATE):
-                    parts.check_restored(folder, training.manifest, data.resumed)
-                    self._resume(data)
 
         def set_up_data(original: Callable[[], None]) -> None:
             process: Callable[[Any], Any] = strategy.process_dataloader
@@ -242,11 +221,9 @@ class SafepointCallback(Checkpoint):
             if self._is_last_batch:
                 self._end_step()
 
+        self._override_restore(data, parts, folder)
         self._overrides.callback(data.untrack)
         for place, name, instead in (
-            (connector, "_restore_modules_and_callbacks", restore),
-            (connector, "restore_training_state", restore_states),
-            (connector, "resume_end", restored),
             (fit, "setup_data", set_up_data),
             (fit, "on_run_start", begin_run),
             (fit, "on_advance_start", begin_epoch),
@@ -256,23 +233,84 @@ class SafepointCallback(Checkpoint):
         ):
             self._overrides.override(place, name, instead)
 
+    def _override_restore(self, data: LightningData, parts: LightningParts, folder: Path | None) -> None:
+        """Override the methods with which Lightning restores states.
+
+        Args:
+            data: the data of the training.
+            parts: the state of the training.
+            folder: the checkpoint to resume from; None for a start from the beginning. Then `ckpt_path` can name a
+                file that another user has written.
+        """
+        source = None if folder is None else folder / STATE
+        links = CheckpointLinks(self._trainer, self._root)
+
+        def restore(original: Callable[..., None], path: Any = None, weights_only: bool | None = None) -> None:
+            nonlocal source
+            links.check_folders()  # each ModelCheckpoint knows its folder by now
+            self._links.enter_context(links.refused())
+            if source is None:
+                source = self._file_of_run(path, self._trainer)
+            elif path is not None and self._context is not None:
+                self._context.log.info("the run resumes from %s, not from ckpt_path", folder)
+            if source is None:
+                original(path, weights_only)
+                return
+            parts.restore(source.parent, weights_only, original, name=source.name)
+            links.forget_links()
+            self._overrides.enter_context(watch_later_loads(source, self._trainer.callbacks, parts.optimizers))
+
+        def restore_states(original: Callable[[], None]) -> None:
+            if source is None:
+                original()
+            else:
+                parts.restore_states(source.parent, original, name=source.name)
+
+        def restored(original: Callable[[], None]) -> None:
+            original()
+            # If `begin` raises an error, `_close` must find no training, because none has started.
+            training, self._training = self._training, None
+            assert training is not None
+            training.begin()
+            self._training = training
+            self._steps = int(self._trainer.global_step)
+            if folder is not None:
+                with states_of(folder / STATE):
+                    parts.check_restored(folder, training.manifest, data.resumed)
+                    self._resume(data)
+
+        connector = self._trainer._checkpoint_connector
+        for name, instead in (
+            ("_restore_modules_and_callbacks", restore),
+            ("restore_training_state", restore_states),
+            ("resume_end", restored),
+        ):
+            self._overrides.override(connector, name, instead)
+
     def _check_restored(self, trainer: Any) -> None:
         """Check each checkpoint of this run that Lightning restores for a test, such as `test(ckpt_path="best")`.
 
         Lightning reads the checkpoint after the training. By then, another user may have replaced it.
         """
-        if self._context is None or self._root is None:
-            return
-        root, parts = self._root, LightningParts(trainer, self._context.place)
+        place = Place.from_environment() if self._context is None else self._context.place
+        parts = LightningParts(trainer, place)
 
         def restore(original: Callable[..., None], path: Any = None, weights_only: bool | None = None) -> None:
-            folder = Path(path).parent if isinstance(path, str | Path) else None
-            if folder is not None and Path(path).name == STATE and folder.parent == root:
-                parts.restore(folder, weights_only, original)
+            file = self._file_of_run(path, trainer)
+            if file is not None:
+                parts.restore(file.parent, weights_only, original, name=file.name)
             else:
-                original(path, weights_only)
+                # Lightning itself would load objects from the web if `weights_only` is None.
+                is_safe = weights_only is None and is_of_run(path, self._root, trainer.callbacks)
+                original(path, True if is_safe else weights_only)
 
         self._overrides.override(trainer._checkpoint_connector, "_restore_modules_and_callbacks", restore)
+
+    def _file_of_run(self, path: Any, trainer: Any) -> Path | None:
+        """The file `path`, if other users may have written it, see `is_of_run`; None for files of other places."""
+        if path is None or not is_local(path) or not is_of_run(path, self._root, trainer.callbacks):
+            return None
+        return Path(path)
 
     def _resume(self, data: LightningData) -> None:
         """Restore what Lightning has not loaded: a stop request, metrics, and the positions of its loops."""

@@ -5,13 +5,13 @@ value of another kind, each start of the run would fail there, with an error tha
 of Lightning, a table states the kinds of its values. Settings that the script gave to the callback are not loaded.
 """
 
-import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     EarlyStopping,
@@ -22,16 +22,19 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from torch.optim.swa_utils import SWALR
 
-from safepoint.checkpoint.pickles.loading import states_of
+from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.optimizer_states import with_own_groups
 from safepoint.checkpoint.pickles.scheduler_states import checked_state
 from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
-from safepoint.errors import printable
+from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import COUNT, NAMED, NUMBER, Kind, finite, whole
 
-_log = logging.getLogger("safepoint")
 _REAL = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WHOLE = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_OF_SWALR = {"anneal_epochs", "base_lrs", "last_epoch"}
+"""Entries that each state of a SWALR has. With any state, Lightning removes the script's scheduler at the start."""
+_MOST_ENTRIES = 10_000
+"""The most entries of a dictionary or a list that a callback loads and saves again."""
 _MOST_SECONDS = 1e10
 """More than three hundred years; still a valid `timedelta`."""
 
@@ -45,8 +48,7 @@ def _is_real_number(value: Any, *, may_be_nan: bool = True) -> bool:
 
 def _is_elapsed(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        one is None or (NUMBER.fits(one) and 0 <= one <= _MOST_SECONDS)
-        for one in cast("dict[Any, Any]", value).values()
+        NUMBER.fits(one) and 0 <= one <= _MOST_SECONDS for one in cast("dict[Any, Any]", value).values()
     )
 
 
@@ -70,6 +72,10 @@ def _is_group(group: Any) -> bool:
     return isinstance(names, list) and all(isinstance(name, str) for name in cast("list[Any]", names))
 
 
+def _is_of_swalr(value: Any) -> bool:
+    return isinstance(value, Mapping) and cast("Mapping[Any, Any]", value).keys() >= _OF_SWALR
+
+
 SCORE = Kind(words="a tensor in memory with one real number", fits=_is_real_number)
 """A metric, or the score of a model."""
 _BEST = Kind(words=SCORE.words, fits=partial(_is_real_number, may_be_nan=False))
@@ -79,7 +85,7 @@ _KINDS: dict[type[Any], dict[str, Kind]] = {
         "internal_optimizer_metadata": Kind(words="groups of parameters", fits=_are_groups),
         "previous_backbone_lr": finite(0).optional,
     },
-    EarlyStopping: {"wait_count": COUNT, "stopped_epoch": COUNT, "best_score": _BEST.optional, "patience": COUNT},
+    EarlyStopping: {"wait_count": COUNT, "stopped_epoch": COUNT, "best_score": _BEST, "patience": COUNT},
     ModelCheckpoint: {
         "best_model_score": SCORE.optional,
         "current_score": SCORE.optional,
@@ -89,7 +95,7 @@ _KINDS: dict[type[Any], dict[str, Kind]] = {
     StochasticWeightAveraging: {
         "n_averaged": COUNT,
         "latest_update_epoch": whole(-1),
-        "scheduler_state": _MAPPING.optional,
+        "scheduler_state": Kind(words="the state of a SWALR", fits=_is_of_swalr).optional,
         "average_model_state": _MAPPING.optional,
     },
     Timer: {"time_elapsed": Kind(words="numbers of seconds", fits=_is_elapsed)},
@@ -97,14 +103,18 @@ _KINDS: dict[type[Any], dict[str, Kind]] = {
 }
 _SETTINGS = {EarlyStopping: ("patience",)}
 """The settings that the script decides."""
-_BY_STEPS, _BY_EPOCHS = ("latest_update_step",), ("n_averaged", "latest_update_epoch", "stopped_epoch")
+_BY_STEPS, _BY_EPOCHS = ("latest_update_step",), ("n_averaged", "stopped_epoch")
+_BY_COMPLETE_EPOCHS = ("latest_update_epoch",)
 """The counts that cannot exceed the steps, or the epochs, that the Trainer has done."""
 
 
 def is_of_lightning(callback: Any) -> bool:
     """Whether Lightning defines the class of a callback, or the script derived it from a class in the table."""
-    is_own = cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning."))
-    return is_own or isinstance(callback, tuple(_KINDS))
+    return _is_defined_by_lightning(callback) or isinstance(callback, tuple(_KINDS))
+
+
+def _is_defined_by_lightning(callback: Any) -> bool:
+    return cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning."))
 
 
 def check_state(callback: Any, state: Any, *, steps: int, epochs: int) -> dict[str, Any]:
@@ -135,12 +145,16 @@ def check_state(callback: Any, state: Any, *, steps: int, epochs: int) -> dict[s
                 one.check(f"{field!r} of {name}", saved[field])
         for setting in _SETTINGS.get(kind, ()) if isinstance(callback, kind) else ():
             saved[setting] = getattr(callback, setting)
-    for most, counts in ((steps + epochs, _BY_STEPS), (epochs + 1, _BY_EPOCHS)):
+    for most, counts in (
+        (steps + epochs, _BY_STEPS),
+        (epochs + 1, _BY_EPOCHS),
+        (epochs, _BY_COMPLETE_EPOCHS),
+    ):
         for field in counts if isinstance(callback, tuple(_KINDS)) else ():
             number: Any = saved.get(field)
             if type(number) is int and number > most:
                 raise ValueError(f"{field!r} of {name} is {number}, and the Trainer can have reached {most}")
-    if cast("Any", type(callback)).__module__.startswith(("lightning.", "pytorch_lightning.")):
+    if _is_defined_by_lightning(callback):
         _check_alike(callback, saved)
     return saved
 
@@ -160,11 +174,27 @@ def check_averages(checkpoint: Any, *, steps: int, epochs: int) -> None:
         raise ValueError("'n_averaged' of averaged models is not a number that the Trainer can have reached")
 
 
+def try_out(callback: Any) -> None:
+    """Compute what a callback will compute with a state that it has loaded: in `on_fit_start`, or after a validation.
+
+    Raises:
+        Exception: whatever the callback would raise there.
+    """
+    one = callback
+    if isinstance(callback, Timer):
+        one.time_remaining()
+        timedelta(seconds=int(one.time_elapsed()))
+    elif isinstance(callback, EarlyStopping):
+        bool(one.monitor_op(one.best_score - one.min_delta, one.best_score))
+    elif isinstance(callback, ModelCheckpoint) and one.kth_best_model_path in one.best_k_models:
+        bool(torch.lt(one.kth_value, one.best_k_models[one.kth_best_model_path]))
+
+
 def watch_later_loads(where: object, callbacks: Iterable[Any], optimizers: Callable[[], list[Any]]) -> Overrides:
     """Check what callbacks load after their states: until the returned `Overrides` is closed.
 
-    BaseFinetuning puts groups of parameters into the optimizers in `on_fit_start`. StochasticWeightAveraging loads
-    the state of its scheduler in an epoch.
+    Callbacks use their states in `on_fit_start`: BaseFinetuning puts groups of parameters into the optimizers.
+    StochasticWeightAveraging loads the state of its scheduler in an epoch.
 
     Args:
         where: the file that the states come from; named in errors.
@@ -172,9 +202,30 @@ def watch_later_loads(where: object, callbacks: Iterable[Any], optimizers: Calla
         optimizers: returns the optimizers of the Trainer.
     """
 
-    def start_fit(original: Callable[..., None], *arguments: Any) -> None:
-        with states_of(where), with_own_groups(where, *optimizers()):
-            original(*arguments)
+    def start(original: Callable[..., None], *arguments: Any) -> None:
+        try:
+            with states_of(where):
+                original(*arguments)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, MisconfigurationException):  # it is about the script
+                raise error.__cause__ from None
+            raise
+
+    def start_finetuning(callback: Any, original: Callable[..., None], *arguments: Any) -> None:
+        of_optimizers = optimizers()
+        groups: dict[Any, Any] = callback._internal_optimizer_metadata
+        # The callback would keep the groups of optimizers that do not exist, and each checkpoint would contain them.
+        kept = {number: one for number, one in groups.items() if number in range(len(of_optimizers))}
+        callback._internal_optimizer_metadata = kept
+        with with_own_groups(where, *of_optimizers):
+            start(original, *arguments)
+
+    def start_averaging(callback: Any, original: Callable[..., None], *arguments: Any) -> None:
+        start(original, *arguments)
+        has_begun = callback._latest_update_epoch >= callback.swa_start
+        if callback._scheduler_state is not None and not has_begun:
+            what = "StochasticWeightAveraging has the state of a scheduler, although it has averaged no model yet"
+            raise refusal(where, what, "otherwise keep `swa_epoch_start` as in the run that wrote the checkpoint")
 
     def start_epoch(original: Callable[..., None], *arguments: Any) -> None:
         kind: Any = SWALR
@@ -190,31 +241,13 @@ def watch_later_loads(where: object, callbacks: Iterable[Any], optimizers: Calla
     overrides = Overrides()
     for callback in callbacks:
         if isinstance(callback, BaseFinetuning):
-            overrides.override(callback, "on_fit_start", start_fit)
+            overrides.override(callback, "on_fit_start", partial(start_finetuning, callback))
         elif isinstance(callback, StochasticWeightAveraging):
+            overrides.override(callback, "on_fit_start", partial(start_averaging, callback))
             overrides.override(callback, "on_train_epoch_start", start_epoch)
+        elif _is_defined_by_lightning(callback):
+            overrides.override(callback, "on_fit_start", start)
     return overrides
-
-
-def with_own_paths(callback: ModelCheckpoint, state: dict[str, Any]) -> dict[str, Any] | None:
-    """The state of a ModelCheckpoint if it names only files that this callback can have written; None otherwise.
-
-    ModelCheckpoint deletes files that its state names, also folders and remote files. `ckpt_path="best"` loads one of
-    these files, and by default does not restrict what its pickle may call.
-
-    Raises:
-        ValueError: the worst of the best models is not one of them.
-    """
-    other = _other_path(state, callback)
-    if other is None:
-        return _with_worst(callback, state)
-    _log.warning(
-        "the state of ModelCheckpoint names %s, which is not a file of %s: this state is not restored, and the "
-        "best models are chosen among new models",
-        printable(repr(other)),
-        callback.dirpath,
-    )
-    return None
 
 
 def _check_alike(callback: Any, saved: dict[str, Any]) -> None:
@@ -224,6 +257,9 @@ def _check_alike(callback: Any, saved: dict[str, Any]) -> None:
     for name, value in saved.items():
         if name in own and name not in known and not _is_alike(value, own[name]):
             raise ValueError(f"{name!r} of {type(callback).__name__} has another type than the callback's value")
+        is_table = isinstance(value, Mapping | list | tuple) and name not in known
+        if is_table and len(cast("list[Any]", value)) > _MOST_ENTRIES:
+            raise ValueError(f"{name!r} of {type(callback).__name__} has more than {_MOST_ENTRIES} entries")
 
 
 def _is_alike(value: Any, own: Any) -> bool:
@@ -239,33 +275,3 @@ def _is_alike(value: Any, own: Any) -> bool:
         known, saved = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value)
         return all(_is_alike(one, known[name]) for name, one in saved.items() if name in known)
     return isinstance(value, kind)
-
-
-def _with_worst(callback: ModelCheckpoint, saved: dict[str, Any]) -> dict[str, Any]:
-    """The state with a `kth_best_model_path` that is one of the best models. ModelCheckpoint looks up its score."""
-    best: dict[str, Any] = saved.get("best_k_models") or {}
-    path: Any = saved.get("kth_best_model_path")
-    if path and path not in best and best:
-        raise ValueError("'kth_best_model_path' of ModelCheckpoint is not one of its best models")
-    if best and not path and 0 < callback.save_top_k <= len(best):
-        worst = (max if callback.mode == "min" else min)(best, key=best.__getitem__)
-        return {**saved, "kth_best_model_path": worst, "kth_value": best[worst]}
-    return saved
-
-
-def _other_path(state: Mapping[str, Any], callback: ModelCheckpoint) -> object:
-    """Return a path in the state of a ModelCheckpoint that names no file of this callback; None if there is none."""
-    named: list[object] = list(state.get("best_k_models") or ())
-    named += [state.get(name) for name in ("best_model_path", "kth_best_model_path", "last_model_path")]
-    return next((path for path in named if path and not _is_file_of(path, callback)), None)
-
-
-def _is_file_of(path: Any, callback: ModelCheckpoint) -> bool:
-    folder = str(callback.dirpath or "")
-    if not isinstance(path, str) or not folder or not path.endswith(callback.FILE_EXTENSION):
-        return False
-    if not path.startswith(f"{folder.rstrip('/')}/"):
-        # Lightning makes the folder absolute, but not each path in it.
-        path, folder = os.path.abspath(path), os.path.abspath(folder)
-    inner = path.removeprefix(f"{folder.rstrip('/')}/")
-    return inner != path and not {"", ".", ".."} & set(inner.split("/"))

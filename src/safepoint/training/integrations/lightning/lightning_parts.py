@@ -26,8 +26,9 @@ from safepoint.training.integrations.lightning.callback_states import (
     check_averages,
     check_state,
     is_of_lightning,
-    with_own_paths,
+    try_out,
 )
+from safepoint.training.integrations.lightning.checkpoint_files import with_own_paths
 from safepoint.training.integrations.lightning.loop_counts import check_counts, contradiction_of, reached
 from safepoint.training.plain.data.position import Position
 from safepoint.training.plain.state.parts import Parts
@@ -125,41 +126,51 @@ class LightningParts(Parts):
             fault = str(error)
         return f"{STATE} is invalid: {fault}" if fault else ""
 
-    def restore(self, folder: Path, weights_only: bool | None, restore: Callable[[Path, bool | None], None]) -> None:
+    def restore(
+        self,
+        folder: Path,
+        weights_only: bool | None,
+        restore: Callable[[Path, bool | None], None],
+        *,
+        name: str = STATE,
+    ) -> None:
         """Restore modules and callbacks from a checkpoint. Lightning restores the rest later, in `restore_states`.
 
         Args:
             folder: the folder of the checkpoint.
             weights_only: see `DirectCheckpointIO.load_checkpoint`.
             restore: Lightning's own method, which takes a file and `weights_only`.
+            name: the name of the file in the folder.
 
         Raises:
             ConflictError: Lightning did not write the checkpoint.
             CheckpointError: the checkpoint is damaged, or contains objects that the script has not allowed.
         """
-        if not (folder / STATE).exists():
+        path = folder / name
+        if name == STATE and not path.exists():
             raise ConflictError(
                 f"{folder.name} has no {STATE}: it was not written by a Lightning Trainer; training was not started",
                 hint="resume with the script that wrote it, or start from the beginning with --from-scratch",
             )
         # weights_only=False says that the user trusts the file.
-        checked = contextlib.nullcontext() if weights_only is False else checked_modules(folder / STATE)
+        checked = contextlib.nullcontext() if weights_only is False else checked_modules(path)
         self._is_mapped = not self._has_hook()
-        with self._direct_io(), self._checked_callbacks(), states_of(folder / STATE), checked:
-            restore(folder / STATE, weights_only)
+        with self._direct_io(), self._checked_callbacks(), states_of(path), checked:
+            restore(path, weights_only)
             check_counts(self._trainer._checkpoint_connector._loaded_checkpoint.get("loops"))
 
-    def restore_states(self, folder: Path, restore: Callable[[], None]) -> None:
+    def restore_states(self, folder: Path, restore: Callable[[], None], *, name: str = STATE) -> None:
         """Restore loops, optimizers and schedulers.
 
         Args:
             folder: the checkpoint that `restore` has read.
             restore: Lightning's own method.
+            name: the name of the file in the folder.
 
         Raises:
             CheckpointError: a state is invalid, or the state of an optimizer does not fit.
         """
-        path, schedulers = folder / STATE, [one.scheduler for one in self._trainer.lr_scheduler_configs]
+        path, schedulers = folder / name, [one.scheduler for one in self._trainer.lr_scheduler_configs]
         with (
             states_of(path),
             checked_optimizers(path, *self.optimizers()),
@@ -203,6 +214,7 @@ class LightningParts(Parts):
                 checked = with_own_paths(callback, checked)
             if checked is not None:
                 original(checked)
+                try_out(callback)
 
         def load_averages(original: Callable[..., None], trainer: Any, module: Any, checkpoint: Any) -> None:
             check_averages(checkpoint, **self._done())

@@ -51,8 +51,8 @@ class Reached:
         epochs: the number of complete epochs.
         automatic_steps: the number of optimizer steps that Lightning has made by itself (automatic optimization).
         manual_steps: the number of optimizer steps that the script has made (manual optimization).
-        batches: for each event, the number of batches in the current epoch. Between two epochs, this is the epoch
-            that has ended.
+        batches: for each event, the number of batches in the current epoch. When an epoch has ended, the numbers are
+            those of this epoch until the next epoch begins.
         all_batches: for each event, the number of batches in all epochs together.
         batches_that_stepped: the number of batches with an optimizer step. Loggers use this number as their step.
         is_last_batch: whether the newest batch was the last batch of its epoch.
@@ -136,9 +136,9 @@ def _most_steps(manifest: Manifest, position: Position, accumulation: int) -> in
     """The largest number of optimizer steps that the loops of a checkpoint can have counted.
 
     Usually, this number is the step in the manifest. But if a run started from a checkpoint that Lightning wrote, its
-    loops have also counted the steps before that checkpoint, and the step in the manifest is smaller. These steps
-    took batches, too. The manifest has the number of samples of all epochs, from which the number of all batches
-    follows. So the loops can have counted at most one step for each `accumulation` batches, in each epoch.
+    loops have also counted the steps before that checkpoint, and the step in the manifest is smaller. The number of
+    samples in the manifest includes the samples of those steps, so it shows how many batches all epochs had together.
+    In each epoch, the loops can have counted at most one step for each `accumulation` batches.
     """
     in_batch = max(1, manifest.global_batch // manifest.gradient_accumulation)
     in_epoch = (manifest.samples_seen // in_batch - position.batches) // max(1, position.epoch)

@@ -25,8 +25,10 @@ def train_unreplicated(accelerator: Any, overrides: Overrides) -> None:
 
 
 def _prepare(original: Any, model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
-    """See `Accelerator.prepare_model`. With `evaluation_mode`, Accelerate does not wrap the model; this is its only
-    effect."""
+    """Call `Accelerator.prepare_model`, with `evaluation_mode=True` if Accelerate would replicate the model.
+
+    The only effect of this argument is that Accelerate does not wrap the model.
+    """
     state = original.__self__.state
     is_replicated = str(state.distributed_type.name).startswith(_REPLICATED)
     return original(model, device_placement=device_placement, evaluation_mode=evaluation_mode or is_replicated)

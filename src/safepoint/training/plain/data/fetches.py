@@ -34,14 +34,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from safepoint.checkpoint.pickles.loading import states_of
 from safepoint.checkpoint.pickles.temporary_attributes import temporarily
 from safepoint.errors import CheckpointError
-from safepoint.foundation.field_types import COUNT
+from safepoint.training.plain.data.loader_states import check_loader_state
 from safepoint.training.plain.data.skipping import can_skip_indices, rng_restorer, without_first_indices
 from safepoint.training.state.rng import capture_host_rng, capture_rng, generators_of, restore_rng
 
 WHERE = "the position of the data loader in the checkpoint"
 """How messages name the state of a loader."""
-_COUNTS = ("_num_yielded", "_sampler_iter_yielded")
-"""The attributes of torchdata's iterators that count batches. torchdata sets them from a state without a check."""
 _log = logging.getLogger("safepoint")
 
 
@@ -56,6 +54,7 @@ class _Resume:
             `restore_step` is called before this fetch.
         skips: whether the sampler leaves out the indices of the fetches before `start`.
         has_state: whether the loader has loaded its own state. The loader uses this state when it makes its iterator.
+        num_fetched: how many fetches the original run made for the batches that it trained on.
         draws_extra_seed: see `Fetches.resume`.
         rng: the random number states for the fetch `first`; empty if they are not known.
         workers: the states of the workers before the fetch `start`; empty if they are not known.
@@ -67,6 +66,7 @@ class _Resume:
     first_new: int
     skips: bool
     has_state: bool
+    num_fetched: int
     draws_extra_seed: bool
     rng: dict[str, Any]
     workers: list[dict[str, Any] | None]
@@ -189,6 +189,7 @@ class Fetches:
             first_new=first + (per if is_ahead else 0),
             skips=skips,
             has_state=not (skips or is_read),
+            num_fetched=count * per,
             draws_extra_seed=draws_extra_seed,
             rng=rng,
             workers=workers,
@@ -219,7 +220,10 @@ class Fetches:
         if states:
             self._newest = [None if one is None else _packed(one) for one in states]
         with skipping, self._followed_workers(states):
-            iterator = _continued(original) if resume is not None and resume.has_state else original()
+            if resume is not None and resume.has_state:
+                iterator = _continued(original, self._base, resume.num_fetched)
+            else:
+                iterator = original()
         iterator._next_data = _weak_override(self._fetch, iterator._next_data)
         if self._is_in_process:
             iterator._next_index = _weak_override(self._draw_index, iterator._next_index)
@@ -279,17 +283,20 @@ class Fetches:
         return batch
 
 
-def _continued(make_iterator: Callable[[], Any]) -> Any:
+def _continued(make_iterator: Callable[[], Any], loader: Any, num_fetched: int) -> Any:
     """Make the iterator of a loader that has loaded its own state. An attacker may have written this state.
+
+    Args:
+        make_iterator: makes the iterator.
+        loader: the loader.
+        num_fetched: how many batches of the epoch the loader had fetched.
 
     Raises:
         CheckpointError: the loader cannot continue from its state.
     """
     with states_of(WHERE):
-        iterator = make_iterator()
-        for name in _COUNTS:
-            COUNT.check(name, getattr(iterator, name, 0))
-    return iterator
+        check_loader_state(loader, num_fetched)
+        return make_iterator()
 
 
 def _weak_override(override: Any, original: Any) -> Callable[..., Any]:

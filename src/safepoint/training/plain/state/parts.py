@@ -18,7 +18,7 @@ from safepoint.checkpoint.pickles.loading import check_memory, states_of
 from safepoint.checkpoint.pickles.module_states import checked_modules
 from safepoint.checkpoint.pickles.optimizer_states import checked_optimizers
 from safepoint.checkpoint.pickles.scaler_states import checked_scalers
-from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers
+from safepoint.checkpoint.pickles.scheduler_states import checked_schedulers, tried_schedulers
 from safepoint.errors import ConflictError
 from safepoint.foundation.environment import Place
 from safepoint.training.collective.peers import Peers
@@ -220,8 +220,12 @@ class NamedParts(Parts):
                 hint="call session() with the arguments of the run that wrote the checkpoint, or start from "
                 "the beginning with --from-scratch",
             )
-        if self._sharded is not None:
-            self._sharded.load(folder / _SHARDS)
+        with tried_schedulers(folder, *self._parts.values()):
+            if self._sharded is not None:
+                self._sharded.load(folder / _SHARDS)
+            self._load_whole(folder)
+
+    def _load_whole(self, folder: Path) -> None:
         for name, part in self._whole.items():
             # A module copies the loaded tensors, or gets copies (`checked_modules`). So these tensors may be mapped
             # from the file. An optimizer or another part may keep its tensors, so its file is read into memory.

@@ -70,7 +70,8 @@ def weights_of(model: Any, *, trained_only: bool = False) -> dict[str, Weight]:
         trained_only: whether to leave out frozen weights, and buffers.
 
     Raises:
-        ValueError: a weight is split among the ranks in an unknown way.
+        ValueError: a weight is split among the ranks in an unknown way, or an entry of the state dict is not a
+            tensor.
     """
     split = {without_wrappers(name): one for name, one in model.named_parameters(remove_duplicate=False)}
     found: dict[str, Weight] = {}

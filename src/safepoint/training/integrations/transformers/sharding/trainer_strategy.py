@@ -41,7 +41,8 @@ def check_supported(trainer: Any, *, world_size: int) -> None:
         world_size: the number of ranks that were started.
 
     Raises:
-        UsageError: no checkpoint of this training could be resumed; the message says why.
+        UsageError: no checkpoint of this training could be resumed, or the Trainer has found another number of ranks
+            than was started. The message says which.
     """
     if trainer.args.world_size != world_size:
         raise UsageError(
@@ -91,7 +92,8 @@ def check_checkpoint_strategy(trainer: Any, manifest: Manifest) -> None:
     """Refuse a checkpoint that this Trainer cannot load.
 
     Raises:
-        ConflictError: the checkpoint was written under another strategy, or DeepSpeed cannot load its partitions.
+        ConflictError: the checkpoint was written under another strategy, or under FSDP with another
+            `state_dict_type`; or DeepSpeed cannot load its partitions.
     """
     check_strategy(manifest, strategy_of(trainer))
     check_repartition(trainer, manifest)
