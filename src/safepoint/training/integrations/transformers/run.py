@@ -31,6 +31,7 @@ from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.integrations.transformers.arguments import finish_settings, written_once
 from safepoint.training.integrations.transformers.only_rank import train_unreplicated
 from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
+from safepoint.training.integrations.transformers.resume.data_position import may_dispatch
 from safepoint.training.integrations.transformers.resume.generation_settings import generation_settings
 from safepoint.training.integrations.transformers.resume.loaded_model import only_own_adapters
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
@@ -117,7 +118,9 @@ class TrainerRun(TrainerCallback):
                     self._peers,
                     self._output,
                     self._location,
-                    examine=lambda point: contradiction_in(point, self._peers),
+                    examine=lambda point: contradiction_in(
+                        point, self._peers, may_dispatch=may_dispatch(self._trainer)
+                    ),
                     reads_foreign=True,
                 )
                 boundary = self._begin(start, overrides)
