@@ -26,7 +26,11 @@ from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import COUNT, FLAG, NAMED, NUMBER, Kind, check_fields, finite
 from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import Peers
-from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrainerCounters
+from safepoint.training.integrations.transformers.resume.counters import (
+    CallbackCounters,
+    TrainerCounters,
+    check_figures,
+)
 from safepoint.training.integrations.transformers.resume.generation_settings import (
     generation_settings,
     restore_generation_settings,
@@ -182,7 +186,7 @@ class RankState:
             "loss": _values_of(self.loss),
             "pending": {**_values_of(self.pending), "grad_norm": None if grad_norm is None else float(grad_norm)},
             "counted": {
-                "figures": {name: one for name, one in self.counted.figures.items() if is_plain(one)},
+                "figures": {name: one for name, one in self.counted.figures.items() if _can_be_restored(name, one)},
                 "numbers": self.counted.numbers,
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
                 "is_training": self.counted.is_training,
@@ -227,6 +231,7 @@ class RankState:
             parts = (state, state.loss, state.pending, state.counted)
             for part, kinds in zip(parts, (_KINDS, _KINDS_OF_LOSS, _KINDS_OF_WORK, _KINDS_OF_COUNTS), strict=True):
                 check_fields(part, kinds)
+            check_figures(state.counted.figures)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
         return state
@@ -364,6 +369,14 @@ _WORK = "the work that is due"
 _POSITION = "the position in the data"
 
 
+def _can_be_restored(name: str, figures: Any) -> bool:
+    try:
+        check_figures({name: figures})
+    except ValueError:
+        return False
+    return is_plain(figures)
+
+
 def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:
     return {name: getattr(one, name) for name in type(one).__slots__}
 
@@ -421,7 +434,7 @@ class RollbackPoint:
         # Drop what an unfinished evaluation on several data sets has logged: the evaluation is repeated as a whole.
         del trainer.state.log_history[self._num_logged :]
         self._callbacks.restore(trainer)
-        self._counted.restore(trainer)
+        self._counted.restore(trainer, is_trusted=True)
         restore_generation_settings(trainer.model, self._generation)
         with torch.no_grad():
             for name, tensor in _saved_buffers(trainer):
