@@ -1,7 +1,7 @@
 """The figures that a trainer of TRL averages for its log have a form with which TRL cannot compute.
 
-They were set on the trainer. The next log line ended the run, in each start, with an error that names no file, or each
-later save failed. Other figures replaced a record of the Trainer, such as the loss that chooses the best checkpoint.
+They were set on the trainer. The next log line ended the run, in each start, with an error that names no file; or
+each save failed. Other figures replaced a record of the Trainer, such as the loss that chooses the best checkpoint.
 """
 
 from collections import defaultdict
