@@ -23,6 +23,14 @@ class Own(Trainer):
     pass
 
 
+class OwnStep(Trainer):
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        def stop() -> None:
+            self.control.should_training_stop = True
+
+        stop()
+
+
 class OwnEvaluation(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         return []
@@ -105,7 +113,9 @@ def test_ends_of_epochs(epoch: float, expected: bool) -> None:
 def test_trainings_that_can_end_early() -> None:
     assert begin(Trainer, OwnCallback())[1]
     assert begin(Trainer, EarlyStoppingCallback())[1]
-    assert begin(Own)[1]
+    assert begin(OwnStep)[1]
+    assert not begin(Own)[1]
+    assert not begin(OwnEvaluation)[1]
     assert begin(train=Stream())[1]
     assert begin(train=iter(()))[1]
     assert not begin(train=[1, 2])[1]

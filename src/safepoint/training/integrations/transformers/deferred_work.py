@@ -6,7 +6,9 @@ callbacks or its kind of trainer. All other work is ignored, with a warning.
 """
 
 import dataclasses
+import inspect
 import logging
+from types import CodeType
 from typing import Any, cast
 
 from torch.utils.data import IterableDataset
@@ -58,7 +60,20 @@ def _can_evaluate(trainer: Any) -> bool:
 def _can_end_early(trainer: Any) -> bool:
     data: Any = trainer.train_dataset
     is_stream = isinstance(data, IterableDataset) or not hasattr(data, "__len__")
-    return is_stream or _is_of_script(type(trainer)) or bool(_own_callbacks(trainer))
+    return is_stream or _uses_control(type(trainer)) or bool(_own_callbacks(trainer))
+
+
+def _uses_control(kind: type[Any]) -> bool:
+    """Whether a class of the script has a method that uses the Trainer's `control`, which can end a training."""
+    own = [base for base in kind.__mro__ if base is not object and _is_of_script(base)]
+    methods = [inspect.unwrap(one) for base in own for one in vars(base).values() if inspect.isfunction(one)]
+    return any("control" in _names_in(method.__code__) for method in methods)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """The names of all attributes and variables that a piece of code uses, with the functions inside of it."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names, *code.co_varnames, *(name for one in inner for name in _names_in(one))}
 
 
 def _own_callbacks(trainer: Any) -> list[Any]:
