@@ -60,7 +60,7 @@ def _can_evaluate(trainer: Any) -> bool:
 def _can_end_early(trainer: Any) -> bool:
     data: Any = trainer.train_dataset
     is_stream = isinstance(data, IterableDataset) or not hasattr(data, "__len__")
-    return is_stream or _uses_control(type(trainer)) or bool(_own_callbacks(trainer))
+    return is_stream or _uses_control(cast("type[Any]", type(trainer))) or bool(_own_callbacks(trainer))
 
 
 def _uses_control(kind: type[Any]) -> bool:
