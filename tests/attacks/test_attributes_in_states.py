@@ -84,7 +84,7 @@ def test_a_state_of_another_shape(content: Any, tmp_path: Path) -> None:
 def test_a_state_of_another_step(content: str, tmp_path: Path) -> None:
     """The training would end at once, and commit a checkpoint of that step."""
     (tmp_path / "trainer_state.json").write_text(content)
-    with pytest.raises(CheckpointError, match="training was not started"):
+    with pytest.raises(CheckpointError, match=r"trainer_state\.json (is damaged|says step)"):
         check_trainer_state(tmp_path / "trainer_state.json", step=4)
     (tmp_path / "trainer_state.json").write_text(
         '{"global_step": 4, "train_batch_size": 8, "log_history": [{"loss": NaN}]}'

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+from transformers import Trainer
 
 from safepoint.checkpoint.format.verify import read_manifest
 from safepoint.checkpoint.local.output_folder import OutputFolder
@@ -23,6 +24,8 @@ from safepoint.foundation.events.run_events import CheckpointRejected
 from safepoint.foundation.events.stream import Event
 from safepoint.settings.run_settings import RunSettings
 from safepoint.training.integrations.lightning.lightning_data import LightningData
+from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
+from safepoint.training.integrations.transformers.resume.data_position import may_dispatch
 from safepoint.training.integrations.transformers.resume.trainer_state import (
     DeferredWork,
     LossTotals,
@@ -304,6 +307,111 @@ def test_due_work_that_contradicts(output: OutputFolder, other: RankState | None
     assert points == [10, 10]
     (rejected,) = [event for event in events if isinstance(event, CheckpointRejected)]
     assert "the files of the ranks 0 and 1 contradict each other about the work that is due" in rejected.reason
+
+
+_CYCLE = {"_step": 10, "_buffered_inputs": [{}, {}]}
+_LOADER = {
+    "_sampler_iter_state": {"samples_yielded": 20},
+    "_sampler_iter_yielded": 10,
+    "_num_yielded": 10,
+    "_iterator_finished": False,
+}
+_IN_WORKERS = {"_snapshot": {"_snapshot_step": 4, "_main_snapshot": {"_base_seed": 7}}, "_steps_since_snapshot": 1}
+_POSITION = "the position in the data"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "subject"),
+    [
+        ({}, {"loss": replace(_LOSS, last_logged_step=10)}, "the last log line"),
+        ({"loss": replace(_LOSS, last_logged_step=9)}, {}, "the last log line"),
+        ({"loss": replace(_LOSS, last_logged_step=9, first_step=9)}, {}, "the last log line"),
+        ({}, {"counted": TrainerCounters(is_training=False)}, "the mode of the model"),
+        *(
+            ({"counted": TrainerCounters(cycle=_CYCLE)}, {"counted": TrainerCounters(cycle=cycle)}, "the completions")
+            for cycle in ({**_CYCLE, "_step": 8}, {**_CYCLE, "_buffered_inputs": [{}]}, {"_step": 10}, {})
+        ),
+        *(
+            ({"loader": _LOADER}, {"loader": loader}, _POSITION)
+            for loader in (
+                {**_LOADER, "_num_yielded": 15},
+                {**_LOADER, "_sampler_iter_yielded": 15},
+                {**_LOADER, "_sampler_iter_state": {"samples_yielded": 60}},
+                {**_LOADER, "_iterator_finished": True},
+                None,
+                {},
+            )
+        ),
+        ({"loader": _IN_WORKERS}, {"loader": {**_IN_WORKERS, "_snapshot": {"_snapshot_step": 5}}}, _POSITION),
+        ({"loader": _IN_WORKERS}, {"loader": {**_IN_WORKERS, "_steps_since_snapshot": 2}}, _POSITION),
+        ({}, {"epoch_rng": capture_rng()}, _POSITION),
+        ({}, {"generators": [torch.zeros(5, dtype=torch.uint8)]}, _POSITION),
+    ],
+)  # fmt: skip
+def test_states_that_contradict(
+    output: OutputFolder, own: dict[str, Any], other: dict[str, Any], subject: str
+) -> None:
+    """The ranks would log, evaluate, generate or end an epoch at different steps."""
+    write_states(output, 10, [_STATE, _STATE])
+    write_states(output, 20, [replace(_STATE, **own), replace(_STATE, **other)])
+    points, events = resume(output, in_trainer)
+    assert points == [10, 10]
+    (rejected,) = [event for event in events if isinstance(event, CheckpointRejected)]
+    assert f"the files of the ranks 0 and 1 contradict each other about {subject}" in rejected.reason
+
+
+@pytest.mark.parametrize(("first", "last"), [(24, 24), (5, 4), (0, 21), (0, 10**9)])
+def test_log_lines_of_later_steps(output: OutputFolder, first: int, last: int) -> None:
+    """With such a state on all ranks, no log line would be written until that step."""
+    write_states(output, 10, [_STATE, _STATE])
+    write_states(output, 20, [replace(_STATE, loss=replace(_LOSS, first_step=first, last_logged_step=last))] * 2)
+    points, events = resume(output, in_trainer)
+    assert points == [10, 10]
+    (rejected,) = [event for event in events if isinstance(event, CheckpointRejected)]
+    assert "the file of a rank is not of step 20" in rejected.reason
+
+
+def test_states_of_loaders_that_may_differ(output: OutputFolder) -> None:
+    """The states of workers and data sets, and seeds. A loader that receives its batches has read nothing."""
+    others: dict[str, Any] = {
+        "dataset_state": {"_num_yielded": 7},
+        "_shared_seed": 5,
+        "_snapshot": {"_snapshot_step": 4, "_main_snapshot": {"_base_seed": 9}, "_worker_snapshots": {"a": 5}},
+    }
+    states = [
+        replace(_STATE, loader={**_LOADER, **_IN_WORKERS}),
+        replace(_STATE, loader={**_LOADER, **_IN_WORKERS, **others}),
+    ]
+    write_states(output, 10, states)
+    assert resume(output, in_trainer)[0] == [10, 10]
+    write_states(output, 20, [states[0], replace(_STATE, loader={"_num_yielded": 0, "_iterator_finished": False})])
+
+    def dispatched(peers: Any) -> Examine:
+        return lambda point: contradiction_in(point, peers, may_dispatch=True)
+
+    assert resume(output, dispatched)[0] == [20, 20]
+    assert resume(output, in_trainer)[0] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("dispatch_batches", "data", "expected"),
+    [
+        (None, [1], False),
+        (None, Stream(), True),
+        (None, iter([1]), True),
+        (True, [1], True),
+        (False, Stream(), False),
+    ],
+)
+def test_loaders_that_receive_their_batches(dispatch_batches: bool | None, data: Any, *, expected: bool) -> None:
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return None
+
+    for kind in (Trainer, OwnLoader):
+        trainer = object.__new__(kind)
+        trainer.accelerator, trainer.train_dataset = SimpleNamespace(dispatch_batches=dispatch_batches), data  # pyright: ignore
+        assert may_dispatch(trainer) == (expected or (kind is OwnLoader and dispatch_batches is None))
 
 
 def test_they_may_differ_in_all_else(output: OutputFolder) -> None:

@@ -188,9 +188,9 @@ def test_micro_batches_of_trl(value: Any) -> None:
 
 def test_figures_that_trl_has_counted() -> None:
     trainer = Online()
-    metrics = {"train": {"loss": [1.0, 2], "tensor": [torch.ones(())], "flag": [True]}, "eval": {}}
+    metrics = {"train": {"kl": [1.0, 2], "tensor": [torch.ones(())], "flag": [True]}, "eval": {}}
     TrainerCounters(figures={"_metrics": metrics, "_total_train_tokens": 7.0}, cycle={"_step": 4}).restore(trainer)
-    assert trainer._metrics["train"]["loss"] == [1.0, 2]
+    assert trainer._metrics["train"]["kl"] == [1.0, 2]
     assert trainer._metrics["train"]["new"] == []
     assert (trainer._total_train_tokens, trainer._step) == (7.0, 4)
 

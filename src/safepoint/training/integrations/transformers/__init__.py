@@ -3,6 +3,7 @@
 - `arguments`: the options that were given to `safepoint run` replace the script's own.
 - `hook`: lets Safepoint save, stop and resume every `train()` of the process.
 - `run`: one call of `train()`: start, vote at every step, stop, resume.
+- `deferred_work`: which work that a checkpoint defers the script itself can cause.
 - `trainer_loop`: runs the Trainer's own `_save_checkpoint` in a working folder.
 - `only_rank`: trains the model of a job's only rank as it is.
 - `own_save`: redirects the files that a subclass in the script writes in its own `_save_checkpoint`.

@@ -29,8 +29,10 @@ from safepoint.training.collective.peers import join_peers
 from safepoint.training.context.rank_context import RankContext
 from safepoint.training.engine.boundary import Boundary, release
 from safepoint.training.integrations.transformers.arguments import finish_settings, written_once
+from safepoint.training.integrations.transformers.deferred_work import possible_work
 from safepoint.training.integrations.transformers.only_rank import train_unreplicated
 from safepoint.training.integrations.transformers.resume.counters import TrainerCounters
+from safepoint.training.integrations.transformers.resume.data_position import may_dispatch
 from safepoint.training.integrations.transformers.resume.generation_settings import generation_settings
 from safepoint.training.integrations.transformers.resume.loaded_model import only_own_adapters
 from safepoint.training.integrations.transformers.resume.trainer_resume import TrainerResume
@@ -117,7 +119,9 @@ class TrainerRun(TrainerCallback):
                     self._peers,
                     self._output,
                     self._location,
-                    examine=lambda point: contradiction_in(point, self._peers),
+                    examine=lambda point: contradiction_in(
+                        point, self._peers, may_dispatch=may_dispatch(self._trainer)
+                    ),
                     reads_foreign=True,
                 )
                 boundary = self._begin(start, overrides)
@@ -223,7 +227,9 @@ class TrainerRun(TrainerCallback):
         self._report_progress()
         self._context.progress.loop_begins()
         self._is_between_steps = True
-        self._do_deferred(self._resume.restore())
+        pending = possible_work(self._trainer, self._resume.restore(), self._context.log)
+        self._resume.is_complete = pending.complete
+        self._do_deferred(pending)
         self._resume.deferred_work_done()
 
     def _do_deferred(self, pending: DeferredWork) -> None:
@@ -450,7 +456,7 @@ class TrainerRun(TrainerCallback):
             complete(step)
         elif best and (self._start.point is not None or Path(best).parent == self._output.root):
             long_on_all_ranks(self._peers, lambda: check_best(Path(best)) if self._context.place.is_first else None)
-        with only_data(best) if best else contextlib.nullcontext():
+        with only_own_adapters(self._trainer.model), only_data(best) if best else contextlib.nullcontext():
             original()
 
     # ---- progress -------------------------------------------------------------------------------------------

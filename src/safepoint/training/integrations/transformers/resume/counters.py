@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from transformers.trainer_callback import ExportableState
 
-from safepoint.foundation.field_types import COUNT, NUMBER
+from safepoint.foundation.field_types import COUNT, MOST_COUNT, NAMED, finite
 from safepoint.training.integrations.transformers.resume.accumulators import (
     accumulators,
     changed,
@@ -25,7 +25,13 @@ from safepoint.training.integrations.transformers.resume.accumulators import (
     restore_into,
 )
 
-_FIGURES = ("_metrics", "_stored_metrics", "_total_train_tokens")
+_TOKENS = "_total_train_tokens"
+_FIGURES = ("_metrics", "_stored_metrics", _TOKENS)
+"""In the first two, a mode such as `train` has lists of numbers, by their names. The third is a number."""
+_TOKEN_COUNT = replace(finite(0), most=MOST_COUNT)
+_MOST_NAMES = 10_000
+_LONGEST_NAME = 200
+_OWN_RECORDS = {"loss", "epoch", "step", "grad_norm", "learning_rate", "total_flos", "train_loss"}
 _CYCLE = ("_step", "_buffered_inputs")
 """The number of micro-batches done, and the completions from which micro-batches are taken."""
 
@@ -185,19 +191,33 @@ class TrainerCounters:
         """A copy with only the numbers that have changed since `begin`. Other numbers are settings of the script."""
         return replace(self, numbers=changed(self.numbers, begin.numbers))
 
-    def restore(self, trainer: Any) -> None:
-        """Set the copied values on a trainer of the same kind."""
+    def restore(self, trainer: Any, *, is_trusted: bool = False) -> None:
+        """Set the copied values on a trainer of the same kind.
+
+        Args:
+            trainer: the trainer.
+            is_trusted: whether the values were copied in this process. Values from a file are checked.
+
+        Raises:
+            ValueError: a value from a file is invalid.
+        """
         restore_accumulators(trainer, self.numbers)
         own = cast("dict[str, Any]", trainer.__dict__)
         if not _is_of_trl(trainer):
             return
+        if not is_trusted:
+            check_figures(self.figures)
         # Ignore other names: if they were set, the file of a checkpoint could replace any attribute, even a method.
         for name in (name for name in _FIGURES if name in self.figures):
-            _check_figures(name, self.figures[name], own.get(name))
+            value = self.figures[name]
+            if not is_trusted and name != _TOKENS:
+                value = _without_own_records(value)
+                if isinstance(own.get(name), dict) and own[name].keys() - value.keys():
+                    raise ValueError(f"{name} lacks an entry that the trainer has")
             if isinstance(own.get(name), dict):
-                restore_into(own[name], self.figures[name])
+                restore_into(own[name], value)
             else:
-                own[name] = self.figures[name]
+                own[name] = value
         _check_cycle(self.cycle)
         for name in (name for name in _CYCLE if name in self.cycle):
             own[name] = _copied(self.cycle[name], trainer.args.device)
@@ -226,32 +246,55 @@ def _check_cycle(cycle: dict[str, Any]) -> None:
             raise ValueError("_buffered_inputs is not a list of micro-batches")
 
 
-def _check_figures(name: str, value: Any, own: Any) -> None:
-    """Check saved figures. TRL's trainers compute averages from them, and the Trainer saves these averages as JSON.
+def check_figures(figures: dict[str, Any]) -> None:
+    """Check the form of saved figures: it must be a form with which TRL's trainers can compute.
+
+    TRL's trainers add the average of each list to the log, and the Trainer saves the log as JSON. A list may contain
+    numbers that are not finite, because TRL records NaN for a batch without a value.
 
     Raises:
-        ValueError: the trainer could not compute with the figures, or each later save would fail.
+        ValueError: a trainer could not compute with the figures, or each later save would fail.
     """
-    if isinstance(own, dict):
-        before, now = cast("dict[Any, Any]", own), cast("dict[Any, Any]", value if isinstance(value, dict) else {})
-        if before.keys() - now.keys():
-            raise ValueError(f"{name} lacks an entry that the trainer has")
-        for entry in before.keys() & now.keys():
-            if isinstance(before[entry], dict) != isinstance(now[entry], dict):
-                raise ValueError(f"an entry of {name} is of another kind than in the trainer")
-    elif own is not None:
-        NUMBER.check(name, value)
-    if not _is_figure(value):
-        raise ValueError(f"{name} has an entry that is not a number, or a name that is not a text")
+    for name in (name for name in _FIGURES if name in figures):
+        value: Any = figures[name]
+        if name == _TOKENS:
+            _TOKEN_COUNT.check(name, value)
+            continue
+        NAMED.check(name, value)
+        for mode, lists in cast("dict[str, Any]", value).items():
+            if not NAMED.fits(lists):
+                raise ValueError(f"the entry {mode!r:.80} of {name} is not a mapping with names as keys")
+            if len(lists) > _MOST_NAMES or max(map(len, (mode, *lists))) > _LONGEST_NAME:
+                raise ValueError(
+                    f"{name} has more than {_MOST_NAMES} names, or one of more than {_LONGEST_NAME} characters"
+                )
+            for one in cast("dict[str, Any]", lists).values():
+                if not isinstance(one, list | deque) or not all(map(_is_figure, cast("list[Any]", one))):
+                    raise ValueError(f"{name} has an entry that is not a list of numbers")
 
 
 def _is_figure(value: Any) -> bool:
-    if isinstance(value, dict):
-        figures = cast("dict[Any, Any]", value)
-        return all(type(name) is str for name in figures) and all(map(_is_figure, figures.values()))
-    if isinstance(value, list | deque):
-        return all(map(_is_figure, cast("list[Any]", value)))
-    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, bool) or NUMBER.fits(value)
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_meta or value.is_complex() or value.layout != torch.strided:
+            return False
+        value = value.item()
+    return isinstance(value, float | bool) or (isinstance(value, int) and abs(value) <= MOST_COUNT)
+
+
+def _without_own_records(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures with numbers in the place of tensors.
+
+    Empty lists are left out, because some trainers divide by the length. The names of the Trainer's own records are
+    left out, because the figures would replace these records in the log, and could choose the best checkpoint.
+    """
+    return {
+        mode: {
+            name: [one.item() if isinstance(one, torch.Tensor) else one for one in values]
+            for name, values in lists.items()
+            if values and name.removeprefix("eval_") not in _OWN_RECORDS
+        }
+        for mode, lists in figures.items()
+    }
 
 
 def _is_of_trl(trainer: Any) -> bool:

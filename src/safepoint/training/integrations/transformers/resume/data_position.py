@@ -13,7 +13,7 @@ at the start of the epoch. The Trainer does not save this state, so this module 
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import IterableDataset
@@ -73,7 +73,12 @@ class DataPosition:
                     "reads the earlier batches of the epoch again"
                 )
             return None
-        return copy.deepcopy(state)  # a loader may later change the object that it has returned
+        state = copy.deepcopy(state)  # a loader may later change the object that it has returned
+        if _reads_nothing(self._loader) and isinstance(state, dict):
+            # Such a loader updates its state only when a pass ends. Without this line, the state would say during the
+            # next pass that the pass has ended.
+            state["_iterator_finished"] = bool(self._loader.end_of_dataloader)
+        return cast("Any", state)
 
     def generators(self, *, within_epoch: bool) -> list[torch.Tensor]:
         """The states of the generators, for a checkpoint; see `RankState.generators`.
@@ -187,6 +192,26 @@ def _is_seeded(loader: Any) -> bool:
         if hasattr(part, "initial_seed"):
             return True
     return False
+
+
+def may_dispatch(trainer: Any) -> bool:
+    """Whether the first rank may read the data for all ranks, so that the other ranks' loaders read nothing.
+
+    Accelerate decides this when it makes the loader, after a checkpoint has been chosen.
+    """
+    asked: Any = getattr(getattr(trainer, "accelerator", None), "dispatch_batches", None)
+    if asked is not None:
+        return bool(asked)
+    source = str(getattr(cast("Any", type(trainer)).get_train_dataloader, "__module__", ""))
+    data: Any = trainer.train_dataset
+    is_own_loader = source.partition(".")[0] not in {"transformers", "trl"}
+    return is_own_loader or isinstance(data, IterableDataset) or not hasattr(data, "__len__")
+
+
+def _reads_nothing(loader: Any) -> bool:
+    """Whether the first rank reads the data of this loader, and this rank only receives batches."""
+    is_dispatcher = any(base.__name__ == "DataLoaderDispatcher" for base in type(loader).__mro__)
+    return is_dispatcher and int(loader.state.process_index) != 0
 
 
 def _is_stateful(loader: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Makes sure that a run resumes with the model of the checkpoint. In three cases, the Trainer does not ensure this.
+"""Makes sure that a run resumes with the model of the checkpoint. In four cases, the Trainer does not ensure this.
 
 - The Trainer loads weights by name, and only warns about a weight that it does not find. This weight would keep the
   initial values that the script gave it, but its moments in the optimizer would come from the checkpoint. In some
@@ -6,6 +6,8 @@
   models have other names and shapes than the model, and the Trainer finds none of these weights.
 - PEFT scales an adapter's output by settings of the script. If the checkpoint was trained with other settings, the
   weights still fit, and no error is raised.
+- PEFT loads the weights of an adapter by name, too. A weight of the base model in the file of an adapter would
+  replace the frozen weight, and an adapter without weights in its file would keep its initial values.
 - A callback may add an adapter, such as the teacher adapter of TRL's SDFT trainer, when training begins. The Trainer
   would add this adapter earlier, with the settings in the checkpoint, and the callback would fail.
 """
@@ -16,6 +18,7 @@ import importlib
 import json
 import logging
 import re
+import warnings
 from collections.abc import Collection, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +38,7 @@ _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _DEFAULT = "default"
 """PEFT's name for an adapter that the script has not named. The files of this adapter are directly in the
 checkpoint's folder, and not in a subfolder."""
+_MOST_CHARACTERS = 300
 
 
 def complete_load(model: Any, missing: Iterable[str], folder: Path, *, step: int) -> None:
@@ -142,7 +146,11 @@ def check_adapter_settings(model: Any, folder: Path, *, step: int) -> None:
 
 @contextlib.contextmanager
 def only_own_adapters(model: Any) -> Generator[None]:
-    """While the block runs, the Trainer loads only the adapters that the model has."""
+    """While the block runs, the Trainer loads only the adapters that the model has, each with exactly its weights.
+
+    Raises:
+        ConflictError: the file of an adapter has other weights than the adapter; see `_exactly`.
+    """
     load: Any = getattr(model, "load_adapter", None)
     configs: Any = getattr(model, "peft_config", None)
     if load is None or not isinstance(configs, dict):
@@ -151,7 +159,10 @@ def only_own_adapters(model: Any) -> Generator[None]:
     own = set(cast("dict[str, Any]", configs))
 
     def load_own(path: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        return load(path, name, *args, **kwargs) if name in own else None
+        if name not in own:
+            return None
+        with _exactly(model, name, Path(path)):
+            return load(path, name, *args, **kwargs)
 
     with temporarily(model, load_adapter=load_own):
         yield
@@ -167,7 +178,8 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
         step: the step of the checkpoint.
 
     Raises:
-        ConflictError: the checkpoint has an adapter that the model does not have.
+        ConflictError: the checkpoint has an adapter that the model does not have, or the file of an adapter has other
+            weights than the adapter.
     """
     configs: Any = getattr(model, "peft_config", None)
     if not isinstance(configs, dict):
@@ -186,8 +198,69 @@ def load_later_adapters(model: Any, loaded: Collection[str], folder: Path, *, st
         peft = importlib.import_module("peft")
         with only_data(place):
             weights = peft.load_peft_weights(str(place), device="cpu")
-        with checked_modules(place):
+        with checked_modules(place), _exactly(model, name, place):
             peft.set_peft_model_state_dict(model, weights, adapter_name=name)
+
+
+@contextlib.contextmanager
+def _exactly(model: Any, adapter: str, place: Path) -> Generator[None]:
+    """While the block runs, PEFT may load only a state that has exactly the weights of one adapter.
+
+    PEFT decides the names: it converts the names of its own state in the same way as the names in the file. The state
+    may also have frozen weights of the base model if they equal the weights of the model. PEFT saves such weights if
+    the script requests that, or if the vocabulary was resized.
+
+    Raises:
+        ConflictError: the state lacks a weight of the adapter, or would change a weight of the base model.
+    """
+    load = model.load_state_dict
+    needed = _loaded_names(model, adapter, save_embedding_layers=False)
+    allowed = needed | _loaded_names(model, adapter)
+
+    def load_exactly(state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        missing = sorted(needed - state.keys())
+        if missing:
+            raise _other_weights(place, f"lacks the weight {missing[0]}")
+        own: dict[str, Any] = model.state_dict()
+        for name in sorted(state.keys() - allowed):
+            if name not in own or not _are_same(state[name], own[name]):
+                raise _other_weights(place, f"has the weight {name}, which does not belong to the adapter")
+        return load({name: one for name, one in state.items() if name in allowed}, *args, **kwargs)
+
+    with temporarily(model, load_state_dict=load_exactly):
+        try:
+            yield
+        except KeyError as error:  # PEFT looks up each weight of `modules_to_save`
+            raise _other_weights(place, f"lacks the weight {error.args[0] if error.args else ''}") from error
+
+
+def _loaded_names(model: Any, adapter: str, **options: Any) -> set[str]:
+    """The names of the weights that PEFT loads when it loads the state that it saves for an adapter."""
+    found: set[str] = set()
+
+    def record(state: dict[str, Any], *_: Any, **__: Any) -> Any:
+        found.update(state)
+        return torch.nn.Module().load_state_dict({})
+
+    peft: Any = importlib.import_module("peft")
+    with warnings.catch_warnings(action="ignore"), temporarily(model, load_state_dict=record):
+        state: dict[str, Any] = peft.get_peft_model_state_dict(model, adapter_name=adapter, **options)
+        peft.set_peft_model_state_dict(model, state, adapter_name=adapter)
+    return found
+
+
+def _are_same(one: Any, own: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(own, torch.Tensor) or one.shape != own.shape:
+        return False
+    return torch.equal(one.to(own.device, own.dtype), own)
+
+
+def _other_weights(place: Path, difference: str) -> ConflictError:
+    return ConflictError(
+        f"the file of the adapter in {place} {printable(difference)[:_MOST_CHARACTERS]}; training was not started",
+        hint="create the adapter as in the run that wrote the checkpoint, or start from the beginning with "
+        "--from-scratch",
+    )
 
 
 def _adapters_in(folder: Path) -> set[str]:

@@ -93,7 +93,7 @@ class TrainerResume:
         self.requested_accumulation = self.geometry.accumulation
         """Micro-batches per step that the script requests."""
         self.is_complete = False
-        """Whether the run had decided to take no further step."""
+        """Whether the run had decided to take no further step. The caller sets this from the deferred work."""
         self.elapsed_s = 0.0
         """Seconds of training in earlier attempts."""
         self._point = point if point is None or point.foreign is None else self._with_geometry(point)
@@ -203,7 +203,6 @@ class TrainerResume:
             self._completions = getattr(self._trainer, "_buffered_inputs", None)
             load_generation_settings(self._trainer.model, self._state.generation)
         self.elapsed_s = self._state.elapsed_s
-        self.is_complete = self._state.pending.complete
         self._epoch_rng = self._state.epoch_rng
         self._begins_in_epoch = bool(self._epoch_rng)
         self._trainer._load_rng_state(str(self._point.path))

@@ -17,7 +17,7 @@ can go back to the last boundary, which is the point between two steps.
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -26,7 +26,11 @@ from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import COUNT, FLAG, NAMED, NUMBER, Kind, check_fields, finite
 from safepoint.training.collective.collective_wait import on_all_ranks
 from safepoint.training.collective.peers import Peers
-from safepoint.training.integrations.transformers.resume.counters import CallbackCounters, TrainerCounters
+from safepoint.training.integrations.transformers.resume.counters import (
+    CallbackCounters,
+    TrainerCounters,
+    check_figures,
+)
 from safepoint.training.integrations.transformers.resume.generation_settings import (
     generation_settings,
     restore_generation_settings,
@@ -182,7 +186,7 @@ class RankState:
             "loss": _values_of(self.loss),
             "pending": {**_values_of(self.pending), "grad_norm": None if grad_norm is None else float(grad_norm)},
             "counted": {
-                "figures": {name: one for name, one in self.counted.figures.items() if is_plain(one)},
+                "figures": {name: one for name, one in self.counted.figures.items() if _can_be_restored(name, one)},
                 "numbers": self.counted.numbers,
                 "cycle": self.counted.cycle if is_plain(self.counted.cycle) else {},
                 "is_training": self.counted.is_training,
@@ -227,21 +231,27 @@ class RankState:
             parts = (state, state.loss, state.pending, state.counted)
             for part, kinds in zip(parts, (_KINDS, _KINDS_OF_LOSS, _KINDS_OF_WORK, _KINDS_OF_COUNTS), strict=True):
                 check_fields(part, kinds)
+            check_figures(state.counted.figures)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise CheckpointError(f"{path} is not the state of a rank: {error!r}") from error
         return state
 
 
-def contradiction_in(point: ResumePoint, peers: Peers) -> str:
-    """Why the ranks cannot continue together from a checkpoint: their files do not state the same due work.
+def contradiction_in(point: ResumePoint, peers: Peers, *, may_dispatch: bool = False) -> str:
+    """Why the ranks cannot continue together from a checkpoint: their files contradict each other.
 
-    The ranks would wait for each other in different calls until a time limit. The first rank also checks the state of
-    the Trainer, and the headers of the files of weights. All ranks call this function, and it returns the same on
-    every rank.
+    The ranks would wait for each other in different calls until a time limit, or train at different positions in the
+    data. The first rank also checks the state of the Trainer, and the headers of the files of weights. All ranks call
+    this function, and it returns the same on every rank.
+
+    What may differ between ranks is not compared: random numbers, losses, times, the settings with which the model
+    generates text, and the numbers that the script's trainer counts. A rank may count its own samples.
 
     Args:
         point: a verified checkpoint.
         peers: all ranks.
+        may_dispatch: whether the first rank may read the data for all ranks. If so, the loaders of the other ranks
+            may have read nothing.
 
     Returns:
         The reason; empty if the files contain no contradiction.
@@ -251,7 +261,7 @@ def contradiction_in(point: ResumePoint, peers: Peers) -> str:
     """
     place, ranks_before = peers.place, point.manifest.world_size
 
-    def read() -> tuple[bool | int, ...] | None:
+    def read() -> _Stated | None:
         if place.is_first:
             if (point.path / layout.STATE).is_file():
                 check_trainer_state(point.path / layout.STATE, step=point.manifest.step)
@@ -259,15 +269,112 @@ def contradiction_in(point: ResumePoint, peers: Peers) -> str:
         state = RankState.read(point.path, rank=place.rank, ranks_before=ranks_before, world_size=place.world_size)
         if state is None:
             return None
-        work = state.pending
-        kinds = work.evaluate, work.save, work.epoch_end, work.complete
-        return *kinds, state.asked_accumulation, state.is_irregular
+        _check_steps(state.loss, point.manifest.step)
+        return _Stated.of(state)
 
     found = on_all_ranks(peers, read)
     for rank, one in enumerate(found):
-        if one != found[0]:
-            return f"the files of the ranks 0 and {rank} contradict each other about the work that is due"
+        subject = _difference(found[0], one, may_dispatch=may_dispatch)
+        if subject:
+            return f"the files of the ranks 0 and {rank} contradict each other about {subject}"
     return ""
+
+
+def _check_steps(loss: LossTotals, step: int) -> None:
+    if not loss.first_step <= loss.last_logged_step <= step:
+        raise CheckpointError(
+            f"the file of a rank is not of step {step}: it says that the run started at step {loss.first_step}, and "
+            f"wrote its last log line at step {loss.last_logged_step}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stated:
+    """What the file of a rank states that decides in which collective calls the rank takes part.
+
+    Args:
+        work: the work that is due, and the settings of the steps.
+        steps: the step at which the run started, and the step of the last log line.
+        is_training: whether the model was in training mode.
+        cycle: the micro-batches that a trainer of TRL has done, and how many micro-batches of completions are left;
+            None if there is no such number.
+        data: whether an epoch had begun, how many generators there are, whether the loader has a state, and whether
+            the loader's pass had ended.
+        counts: the counts in the loader's state that are not 0, by their names.
+    """
+
+    work: tuple[bool | int, ...]
+    steps: tuple[int, int]
+    is_training: bool
+    cycle: tuple[int | None, int | None]
+    data: tuple[bool | int, ...]
+    counts: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, state: RankState) -> "_Stated":
+        work, cycle, loader = state.pending, state.counted.cycle, state.loader
+        completions: Any = cycle.get("_buffered_inputs")
+        fields = cast("dict[Any, Any]", loader if isinstance(loader, dict) else {})
+        return cls(
+            work=(
+                *(work.evaluate, work.save, work.epoch_end, work.complete),
+                *(state.asked_accumulation, state.is_irregular),
+            ),
+            steps=(state.loss.first_step, state.loss.last_logged_step),
+            is_training=state.counted.is_training,
+            cycle=(
+                cycle["_step"] if type(cycle.get("_step")) is int else None,
+                len(cast("list[Any]", completions)) if isinstance(completions, list) else None,
+            ),
+            data=(
+                *(bool(state.epoch_rng), len(state.generators), loader is not None),
+                bool(fields.get("_iterator_finished")),
+            ),
+            counts=tuple(sorted(_counts_in(fields))),
+        )
+
+
+_COUNTS = {"_num_yielded", "_sampler_iter_yielded", "samples_yielded", "_snapshot_step", "_steps_since_snapshot"}
+_PARTS = {"_snapshot", "_main_snapshot", "_sampler_iter_state", "_index_sampler_state"}
+"""Names in the state of torchdata's loader. The states of data sets and of workers may differ between ranks."""
+_MOST_PARTS = 4
+
+
+def _counts_in(fields: dict[Any, Any], *above: str) -> Iterator[tuple[str, int]]:
+    for name, value in fields.items():
+        if name in _COUNTS and type(value) is int and value:
+            yield ".".join((*above, name)), value
+        elif name in _PARTS and isinstance(value, dict) and len(above) < _MOST_PARTS:
+            yield from _counts_in(cast("dict[Any, Any]", value), *above, name)
+
+
+def _difference(first: _Stated | None, other: _Stated | None, *, may_dispatch: bool) -> str:
+    """What two files contradict each other about; empty if they do not."""
+    if first is None or other is None:
+        return "" if first is other else _WORK
+    pairs = (
+        (first.work, other.work, _WORK),
+        (first.steps, other.steps, "the last log line"),
+        (first.is_training, other.is_training, "the mode of the model"),
+        (first.cycle, other.cycle, "the completions that are to be trained on"),
+        (first.data, other.data, _POSITION),
+    )
+    for mine, theirs, subject in pairs:
+        if mine != theirs:
+            return subject
+    return "" if first.counts == other.counts or (may_dispatch and not other.counts) else _POSITION
+
+
+_WORK = "the work that is due"
+_POSITION = "the position in the data"
+
+
+def _can_be_restored(name: str, figures: Any) -> bool:
+    try:
+        check_figures({name: figures})
+    except ValueError:
+        return False
+    return is_plain(figures)
 
 
 def _values_of(one: RankState | LossTotals | DeferredWork) -> dict[str, Any]:
@@ -327,7 +434,7 @@ class RollbackPoint:
         # Drop what an unfinished evaluation on several data sets has logged: the evaluation is repeated as a whole.
         del trainer.state.log_history[self._num_logged :]
         self._callbacks.restore(trainer)
-        self._counted.restore(trainer)
+        self._counted.restore(trainer, is_trusted=True)
         restore_generation_settings(trainer.model, self._generation)
         with torch.no_grad():
             for name, tensor in _saved_buffers(trainer):

@@ -1,6 +1,7 @@
 """A loader with a state of its own, over a stream, as Accelerate makes it."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,3 +122,27 @@ def test_what_fills_up_the_last_batch_is_known_after_a_resume() -> None:
     resumed = without_first(position, made(), 1)
     assert [(resumed.end_of_dataloader, resumed.remainder) for _ in resumed] == [(True, 2)]
     assert len(list(resumed)) == 2  # the next epoch is whole
+
+
+class DataLoaderDispatcher:
+    """As Accelerate's loader on a rank that receives its batches: it updates its state only when a pass ends."""
+
+    use_stateful_dataloader = True
+    num_workers = 0
+    end_of_dataloader = False
+
+    def __init__(self, rank: int) -> None:
+        self.state = SimpleNamespace(process_index=rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"_num_yielded": 0, "_iterator_finished": True}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_receives_its_batches_has_not_ended_the_next_pass(rank: int) -> None:
+    loader = DataLoaderDispatcher(rank)
+    position = DataPosition(SimpleNamespace(), None, [])  # pyright: ignore
+    position._loader = loader  # pyright: ignore
+    assert position.state["_iterator_finished"] is (rank == 0)
+    loader.end_of_dataloader = True
+    assert position.state["_iterator_finished"]
