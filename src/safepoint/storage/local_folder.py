@@ -203,8 +203,8 @@ class LocalStore:
                         hint="another run writes to the same location; stop one of the two runs",
                     )
             no_links.rename(working, path, below=self._root)
-            # After the rename, another process may delete the object, and then the empty folder. The path would not
-            # exist any more, so `fsync` gets the descriptor.
+            # After the rename, another process may delete the object, and then the empty folder. So the folder is
+            # synchronized by its open descriptor, and not by its path.
             os.fsync(folder)
 
     def delete(self, key: str, *, deadline_s: float | None = None) -> None:

@@ -29,10 +29,9 @@ def dashboard(
         int,
         typer.Option(
             metavar="PORT",
-            help="The port; 0 for any free port. If an earlier dashboard has used the port that you choose, first "
-            "close its pages in the browser, and delete the site data of its address. Otherwise, if another user has "
-            "started a program at this port in the meantime, a page of that program can do everything in the new "
-            "dashboard that you can do.",
+            help="The port; 0 for any free port. If you choose a port that an earlier dashboard has used, first "
+            "close that dashboard's pages in your browser, and delete the site data of its address. docs/security.md "
+            "says why.",
             min=0,
             max=65535,
         ),

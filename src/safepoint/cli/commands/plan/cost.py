@@ -137,7 +137,11 @@ def cost(
             is_here = isinstance(jobs, LocalJobs)
         history = history_of(happened)
         if not history.trained_s and not history.interruptions:
-            why = "its history has no training" if is_here else "the events that the cluster keeps have no steps"
+            why = (
+                "its history has no training"
+                if is_here
+                else "the events that the cluster still keeps name no step that it trained"
+            )
             raise NotFoundError(
                 f"the losses of job {name} cannot be computed: {why}",
                 hint="without --for, the command computes a month under each policy",

@@ -40,8 +40,8 @@ def read_login_file(path: str) -> bytes:
 
 
 def without_files(config: SingleConfig) -> SingleConfig:
-    """A copy of the configuration. It contains the certificate of the authority itself, and not the path of its file.
-    It does not contain the client's certificate and key.
+    """A copy of the configuration. It contains the content of the authority's certificate file, not the path of this
+    file. It does not contain the client's certificate and key.
 
     As in kubectl, content in the kubeconfig takes precedence over a file.
     """
@@ -73,8 +73,7 @@ def _in_memory(data: bytes) -> Generator[str]:
     """Yield the path of a file in memory with this content. OpenSSL needs a path: it reads a certificate only from a
     file.
 
-    The file is not in the temporary folder: another user might replace a folder of this process there, and then read
-    the key.
+    The content may be a private key. A file in memory has no name that another user could replace or open.
     """
     with os.fdopen(os.memfd_create("safepoint-login", os.MFD_CLOEXEC), "wb") as file:
         file.write(data)

@@ -43,8 +43,8 @@ class StreamEnd:
     """The end of a stream.
 
     Args:
-        start: the start of the container whose output the stream had.
-        is_complete: whether the stream had all output of this start, so that no more output can follow.
+        start: a start of the container. The stream delivered output of this start only.
+        is_complete: whether the stream delivered all output of this start, so that no more output can follow.
         error: why the stream ended early; None if it ended without an error.
     """
 
