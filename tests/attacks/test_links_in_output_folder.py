@@ -60,6 +60,8 @@ def hostile(root: Path, name: str, outside: Path, kind: str) -> OutputFolder:
         place.symlink_to(outside if name.partition("/")[2] in ["", *FOLDERS] else outside / "file")
     elif kind == "dangling link":
         place.symlink_to(outside / "missing")
+    elif kind == "file":
+        place.write_text("a note")
     elif kind == "second name":
         os.link(outside / "file", place)
     else:
@@ -68,8 +70,8 @@ def hostile(root: Path, name: str, outside: Path, kind: str) -> OutputFolder:
 
 
 CASES = [
-    *((".safepoint", kind) for kind in ("link", "dangling link", "pipe")),
-    *((f".safepoint/{name}", kind) for name in FOLDERS for kind in ("link", "dangling link", "pipe")),
+    *((".safepoint", kind) for kind in ("link", "dangling link", "pipe", "file")),
+    *((f".safepoint/{name}", kind) for name in FOLDERS for kind in ("link", "dangling link", "pipe", "file")),
     *((f".safepoint/{name}", kind) for name in FILES for kind in ("link", "dangling link", "pipe")),
     (".safepoint/final", "link"),
 ]
@@ -99,6 +101,18 @@ def test_a_folder_with_something_else_among_its_own_files_is_refused(
     assert safepoint("checkpoints", "verify", output.root).code == 0
     look_at_history(output.root)
     assert sorted(output.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", [".safepoint", *(f".safepoint/{name}" for name in FOLDERS)])
+def test_a_file_in_the_place_of_a_folder(name: str, outside: Path, tmp_path: Path) -> None:
+    """The message does not call the file a link, and does not say that the output folder is not a folder."""
+    output = hostile(tmp_path / "out", name, outside, "file")
+    with pytest.raises(StorageError) as raised:
+        output.prepare()
+    assert raised.value.message == (
+        f"{output.root / name} is a file, and Safepoint needs a folder with this name; nothing was changed"
+    )
+    assert (output.root / name).read_text() == "a note"
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -99,10 +99,12 @@ class OutputFolder:
     def check_control(self) -> None:
         """Refuse links and special files among Safepoint's own files: writes to them would go outside the folder.
 
-        Also refuse a folder `.safepoint` of another user, who could replace what is written there.
+        Also refuse a file in the place of one of Safepoint's own folders, and a folder `.safepoint` of another user,
+        who could replace what is written there.
 
         Raises:
-            StorageError: there is a link or a special file, or `.safepoint` is unreadable or of another user.
+            StorageError: there is a link, a special file, or a file in the place of a folder; or `.safepoint` is
+                unreadable or of another user.
         """
         if is_of_stranger(self.control):
             raise StorageError(
@@ -117,11 +119,17 @@ class OutputFolder:
                     status = path.lstat()
                     if stat.S_ISDIR(status.st_mode):
                         found += path.iterdir() if path == self.control else []
-                    elif not stat.S_ISREG(status.st_mode) or path in {self.work, self.trash}:
+                    elif not stat.S_ISREG(status.st_mode):
                         raise StorageError(
                             f"{printable(str(path))} is a link or a special file, and Safepoint would write through "
                             "it to a place outside the output folder; nothing was changed",
                             hint="delete it or replace it by a copy, or name another output folder",
+                        )
+                    elif path in {self.control, self.work, self.trash}:
+                        raise StorageError(
+                            f"{printable(str(path))} is a file, and Safepoint needs a folder with this name; nothing "
+                            "was changed",
+                            hint="delete or move the file, or name another output folder",
                         )
         except OSError as error:
             raise self._unusable(error) from error
