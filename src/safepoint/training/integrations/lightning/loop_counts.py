@@ -115,7 +115,7 @@ def contradiction_of(
     """
     if found.epochs != position.epoch or not position.epoch <= manifest.epoch <= position.epoch + 1:
         return f"its loops have done {found.epochs} epochs, and the manifest says epoch {manifest.epoch:g}"
-    steps, batches = (found.automatic_steps if is_automatic else found.manual_steps), position.batches
+    steps = found.automatic_steps if is_automatic else found.manual_steps
     # With manual optimization, a script may make several steps for one batch. So there is no limit.
     most = _most_steps(manifest, position, accumulation) if is_automatic else MOST_COUNT
     if not manifest.step <= steps <= most:
@@ -123,8 +123,27 @@ def contradiction_of(
     stepped = found.batches_that_stepped
     if stepped < manifest.step or (is_automatic and stepped > steps + 1):
         return f"its loops have counted {stepped} batches with a step, and the manifest says step {manifest.step}"
-    if batches and (found.is_last_batch or set(found.batches.values()) != {batches}):
-        return f"its loops have other counts of batches than its position in the data, which is batch {batches}"
+    return _contradiction_of_batches(found, position.batches)
+
+
+def _contradiction_of_batches(found: Reached, batches: int) -> str:
+    """How the counts of batches contradict the position in the data, or each other; empty if they do not.
+
+    Args:
+        found: the counts.
+        batches: batches of the running epoch at this position; 0 if no epoch is running.
+    """
+    if batches and set(found.batches.values()) != {batches}:
+        *counts, last = (f"{number} {name}" for name, number in found.batches.items())
+        return (
+            f"its loops have counted {', '.join(counts)} and {last} batches in the epoch, and its position in the "
+            f"data is after batch {batches}"
+        )
+    if batches and found.is_last_batch:
+        return (
+            f"its loops say that batch {batches} is the last batch of its epoch, and its position in the data is "
+            "within the epoch"
+        )
     in_all = found.all_batches
     is_alike = in_all["started"] == in_all["processed"] == in_all["completed"] <= in_all["ready"]
     if not is_alike or in_all["completed"] < found.batches["completed"]:
@@ -138,7 +157,8 @@ def _most_steps(manifest: Manifest, position: Position, accumulation: int) -> in
     Usually, this number is the step in the manifest. But if a run started from a checkpoint that Lightning wrote, its
     loops have also counted the steps before that checkpoint, and the step in the manifest is smaller. The number of
     samples in the manifest includes the samples of those steps, so it shows how many batches all epochs had together.
-    In each epoch, the loops can have counted at most one step for each `accumulation` batches.
+    In each epoch, the loops can have counted at most the number of batches divided by `accumulation`, rounded up:
+    Lightning also makes a step if fewer batches remain at the end of an epoch.
     """
     in_batch = max(1, manifest.global_batch // manifest.gradient_accumulation)
     in_epoch = (manifest.samples_seen // in_batch - position.batches) // max(1, position.epoch)
