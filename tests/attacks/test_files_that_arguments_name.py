@@ -39,10 +39,10 @@ def test_a_file_in_another_folder(field: str, way: str, tmp_path: Path, monkeypa
     named = {"absolute": str(secret), "relative": "../home/secret.json", "through a link": "link.json"}[way]
     path = _arguments(tmp_path / "theirs", **_FIELDS[field], **{field: named})
     (path.parent / "link.json").symlink_to(secret)
-    with pytest.raises(UsageError, match="which is not in the folder of this file and was not read"):
+    with pytest.raises(UsageError, match="is outside the folder of the arguments file and was not read"):
         read_arguments(path)
     (tmp_path / "own.json").write_text('{"zero_optimization": {"stage": 2}}')
-    with pytest.raises(UsageError, match="does not have"):
+    with pytest.raises(UsageError, match="does not exist in the folder of the arguments file"):
         read_arguments(_arguments(tmp_path / "theirs", deepspeed="own.json"))
 
 

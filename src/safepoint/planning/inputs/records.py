@@ -305,14 +305,14 @@ def _object_in(record: Mapping[str, Any], name: str, path: Path, *, is_own: bool
         file = Path(value)
     elif not file.is_relative_to(folder):
         raise UsageError(
-            f"--for {shown_path(path)}: it names {what} {shown(value)}, which is not in the folder of this file and "
-            "was not read; nothing was computed",
-            hint=f"copy {what} into this folder and name the copy, or {hint}",
+            f"--for {shown_path(path)}: the arguments name {what} {shown(value)}; this file is outside the folder of "
+            "the arguments file and was not read; nothing was computed",
+            hint=f"copy {what} into that folder and name the copy, or {hint}",
         )
     if not os.path.exists(file):
         raise UsageError(
-            f"--for {shown_path(path)}: it names {what} {shown(value)}, which does not exist in the folder of this "
-            "file; nothing was computed",
+            f"--for {shown_path(path)}: the arguments name {what} {shown(value)}; this file does not exist in the "
+            "folder of the arguments file; nothing was computed",
             hint=hint,
         )
     return _read(file, f"--for {shown_path(path)}: {name}", hint)
@@ -349,8 +349,8 @@ def given_by_adapter(record: Mapping[str, Any]) -> tuple[int | None, tuple[str, 
     if the file does not state them.
 
     Raises:
-        UsageError: the adapter is not LoRA, or its rank is invalid. No plan is computed in these cases: a plan
-            without an adapter would be for a training of all weights, which is another training.
+        UsageError: the adapter is not LoRA, or its rank is invalid. No plan is computed in these cases: without the
+            adapter, the plan would state the sizes of a training of all weights.
     """
     kind = record.get("peft_type", "LORA")
     if kind != "LORA":

@@ -131,7 +131,7 @@ def test_a_file_of_deepspeed_that_is_damaged(tmp_path: Path) -> None:
         ('{"output_dir": "a", "save_only_model": true}', "save_only_model is true"),
         (
             '{"output_dir": "a", "deepspeed": "gone.json"}',
-            "'gone.json', which does not exist in the folder of this file",
+            "'gone.json'; this file does not exist in the folder of the arguments file",
         ),
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": 7}}}', "DeepSpeed without ZeRO"),
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": []}}', "DeepSpeed without ZeRO"),
@@ -140,7 +140,10 @@ def test_a_file_of_deepspeed_that_is_damaged(tmp_path: Path) -> None:
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": 3.0}}}', "stage = 3.0"),
         ('{"output_dir": "a", "deepspeed": {"zero_optimization": {"stage": true}}}', "stage = True"),
         ('{"output_dir": "a", "deepspeed": 3}', "deepspeed = 3"),
-        ('{"output_dir": "a", "deepspeed": "' + "x" * 5000 + '"}', "which does not exist in the folder of this file"),
+        (
+            '{"output_dir": "a", "deepspeed": "' + "x" * 5000 + '"}',
+            "this file does not exist in the folder of the arguments file",
+        ),
         ('{"output_dir": "a", "save_total_limit": "3"}', "save_total_limit = '3'"),
         ('{"output_dir": "a", "optim": 7}', "optim = 7"),
         ('{"output_dir": "a", "bf16": "true"}', "bf16 = 'true'"),
@@ -264,7 +267,7 @@ def test_the_configuration_of_fsdp_may_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "arguments.json"
     path.write_text(json.dumps({"output_dir": "out", "fsdp": True, "fsdp_config": "fsdp.json"}))
     with pytest.raises(
-        UsageError, match=r"fsdp_config 'fsdp\.json', which does not exist in the folder of this file"
+        UsageError, match=r"fsdp_config 'fsdp\.json'; this file does not exist in the folder of the arguments file"
     ):
         read_arguments(path)
     (tmp_path / "fsdp.json").write_text('{"state_dict_type": "FULL_STATE_DICT"}')
