@@ -1,7 +1,7 @@
 """Checks the requirements of process images. A training needs no process images, so a missing CRIU is not an error.
 
-Each feature is tried out. A check of versions is not enough, because a kernel, a container or a file system can
-refuse a feature that this version of the kernel has.
+Each feature is tried out. A check of versions is not enough: even if the version of the kernel has a feature, the
+configuration of the kernel, a container or a file system can refuse it.
 """
 
 import os

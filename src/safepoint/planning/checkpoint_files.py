@@ -206,8 +206,8 @@ def _each(what: str, path: str, sizes_bytes: int, count: int) -> Group:
 def _model_files(training: Training) -> list[Group]:
     """The files that `save_pretrained` writes.
 
-    FSDP2 with shards saves no adapter in this way. Without an adapter, ZeRO-3 and FSDP2 with shards save only
-    configurations.
+    With an adapter, FSDP2 with shards has none of these files: the shards contain the adapter (`_sharded`). Without
+    an adapter, ZeRO-3 and FSDP2 with shards save only configurations.
     """
     if training.adapter:
         size = adapter_file_bytes(training)

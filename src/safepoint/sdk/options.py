@@ -100,7 +100,11 @@ def _as_patch(override: Any) -> dict[str, Any]:
 
 
 def _merged(first: Any, second: Any) -> Any:
-    """Two patches merged into one. If they contradict each other, the second patch is used."""
+    """Two patches merged into one.
+
+    If both patches set the same field, the value of the second patch is used. But objects and lists are merged:
+    elements of two lists become one element if they have the same key (`_key_of`).
+    """
     if isinstance(first, dict) and isinstance(second, dict):
         before, after = cast("dict[str, Any]", first), cast("dict[str, Any]", second)
         return {

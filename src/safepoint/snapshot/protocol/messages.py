@@ -41,7 +41,7 @@ class StagedFile:
         block: the number of the block that holds the image.
         offset: where the image begins in the block, in bytes; a multiple of the page size for large files.
         size_bytes: the size of the file.
-        archives: see `Image`.
+        archives: the archives in the file, in their order (see `safepoint.snapshot.images.image`).
     """
 
     path: str

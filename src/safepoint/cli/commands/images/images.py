@@ -227,9 +227,9 @@ def copy(
 ) -> None:
     """Copy images to a folder or an object store, with all images that they need, and compare every byte.
 
-    No key is needed: encrypted images stay encrypted. An image that DST has already is not copied again. After
-    SIGTERM or Ctrl-C, an image that was not copied completely is deleted; a second signal ends the command at once.
-    Exit code 11: DST has another image of the same name, and nothing was copied.
+    No key is needed: encrypted images stay encrypted. If DST already has an image, that image is not copied again.
+    After SIGTERM or Ctrl-C, an image that was not copied completely is deleted; a second signal ends the command at
+    once. Exit code 11: DST has another image of the same name, and nothing was copied.
     """
     documents: list[dict[str, Any]] = []
     lines: list[str] = []

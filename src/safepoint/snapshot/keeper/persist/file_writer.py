@@ -5,8 +5,8 @@ digest, and the other writes. Both process the bytes that have already been copi
 (`Source.available`), so they begin before the copying has ended. Where the file system allows it, these writes bypass
 the page cache: a checkpoint is not read again soon, and would displace the training's data from the cache.
 
-Small files are written by a pool of threads at the same time. A thread begins to write a file when the image of the
-file is complete.
+A pool of threads writes the small files, several at a time, while the large files are written. A thread begins to
+write a small file when the image of the file is complete.
 """
 
 import errno
@@ -48,7 +48,7 @@ class Source:
         block: the block (a piece of shared memory) that holds the image.
         offset: where the image begins in the block.
         size_bytes: the size of the file.
-        archives: see `Image`.
+        archives: the archives in the file, in their order (see `safepoint.snapshot.images.image`).
         has_block_alone: whether the block holds this file and nothing else.
         available: returns how many bytes of the block have been copied so far, or STAGED. It raises GivenUpError if
             no more bytes will be copied.
