@@ -140,7 +140,7 @@ def cost(
             why = (
                 "its history has no training"
                 if is_here
-                else "the events that the cluster still keeps name no step that it trained"
+                else "none of the events that are still on the cluster names a step"
             )
             raise NotFoundError(
                 f"the losses of job {name} cannot be computed: {why}",

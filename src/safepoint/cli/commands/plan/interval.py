@@ -102,8 +102,8 @@ def interval(
     for name, value in after_stall.items():
         if value is not None and value < stall_s:
             raise UsageError(
-                f"--{name} {texts[name]} is shorter than --stall {stall}, but both are measured from the beginning "
-                "of a save",
+                f"--{name} {texts[name]} is shorter than --stall {stall}, but a save cannot be complete before the "
+                "training goes on; both times begin with the save",
                 hint=f"give at least {stall}, or leave --{name} out",
             )
     durable_s, copied_s = after_stall["durable"], after_stall["copied"]

@@ -27,12 +27,12 @@ def private_cache(name: str) -> Path:
 
 
 def provide_workspace(targets: Iterable[str]) -> None:
-    """Make sure that each path in `targets`, such as `/workspace/dataset`, leads to its link in the user's cache.
-    `point` sets where this link leads.
+    """Make sure that each path in `targets`, such as `/workspace/dataset`, leads to the entry `dataset` in a folder of
+    the user's cache. This entry is a link, and `point` sets its target.
 
     Raises:
         UsageError: a path exists and leads to something else, another user could change where it leads, or the link
-            cannot be made.
+            from the path to the cache cannot be made.
         StorageError: see `private_cache`.
     """
     folder = private_cache("workspace")
