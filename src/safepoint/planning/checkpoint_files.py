@@ -239,7 +239,7 @@ def weights_file_bytes(tensors: Sequence[Tensor], dtype: str) -> int:
     return _weights_file_bytes(tuple(tensors), dtype)
 
 
-@functools.lru_cache(maxsize=8)  # a plan needs the size several times, and for many experts this takes 1 s
+@functools.lru_cache(maxsize=8)  # a plan needs the size several times; with many experts, each computation takes 1 s
 def _weights_file_bytes(tensors: tuple[Tensor, ...], dtype: str) -> int:
     return _files_bytes([shape for one in tensors for shape in _stored(one, KINDS[dtype])])
 

@@ -65,7 +65,7 @@ class Axis:
     is_log: bool = False
 
     def __post_init__(self) -> None:
-        # With other ticks, the picture would run backwards, or a division by 0 would occur.
+        # If the ticks did not rise, the picture would run backwards, or a division by 0 would occur.
         if len(self.ticks) < 2 or any(not low < high < math.inf for low, high in pairwise(self.ticks)):
             raise ValueError(f"ticks is {[*self.ticks]!r}: give at least two finite numbers that rise")
         if self.is_log and self.ticks[0] <= 0:

@@ -99,12 +99,13 @@ class OutputFolder:
     def check_control(self) -> None:
         """Refuse links and special files among Safepoint's own files: writes to them would go outside the folder.
 
-        Also refuse a file in the place of one of Safepoint's own folders, and a folder `.safepoint` of another user,
-        who could replace what is written there.
+        Also refuse a file in the place of one of Safepoint's own folders, and a folder `.safepoint` that a
+        stranger may have made: it belongs to another user or cannot be read, and others may write to the output
+        folder.
 
         Raises:
-            StorageError: there is a link, a special file, or a file in the place of a folder; or `.safepoint` is
-                unreadable or of another user.
+            StorageError: there is a link, a special file, or a file in the place of a folder; or a stranger
+                may have made `.safepoint`.
         """
         if is_of_stranger(self.control):
             raise StorageError(

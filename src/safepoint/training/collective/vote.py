@@ -5,8 +5,8 @@ ranks read its result when the step ends, so training does not wait for the exch
 all ranks do it.
 
 In the all-reduce, each rank also sends its point of the loop. If the ranks are at different points, they would save
-different steps. So all of them raise an error, and nothing is saved. Each rank also sends how long a step takes. By
-the longest of these times, all ranks choose where in a step the vote starts: at the beginning, or just before
+different steps. So all of them raise an error, and nothing is saved. Each rank also sends how long a step takes.
+From the longest of these times, all ranks derive where in a step the vote starts: at the beginning, or just before
 `optimizer.step` (`engine/agreement.py`).
 """
 

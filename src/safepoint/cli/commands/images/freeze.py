@@ -242,9 +242,9 @@ def thaw(
     key of the job.
 
     Exit codes: 1 the processes could not be restored; 10 there is no such job, or it has no image; 11 the job runs,
-    other jobs use its CPUs or GPUs, or a checkpoint of a job of a cluster is newer than its image; 14 the image is
-    damaged, or was made with another key; 16 this machine has no CRIU 4.2 or newer, you are not root, or this machine
-    cannot restore the memory of GPUs.
+    other jobs use its CPUs or GPUs, or a checkpoint of the job is newer than the image (on a cluster); 14 the image
+    is damaged, or was made with another key; 16 this machine has no CRIU 4.2 or newer, you are not root, or this
+    machine cannot restore the memory of GPUs.
     """
     from safepoint.jobs.local.images.job_images import image_of, is_job, thaw_job
 

@@ -170,8 +170,8 @@ def cost(
     durable_s = duration("--durable", durable)
     if durable_s < stall_s:
         raise UsageError(
-            f"--durable {durable} is shorter than --stall {stall}, but both are measured from the beginning of a "
-            "save",
+            f"--durable {durable} is shorter than --stall {stall}, but a save cannot be complete before the "
+            "training goes on; both times begin with the save",
             hint=f"give at least {stall}",
         )
     situation = Situation(

@@ -27,8 +27,8 @@ def private_cache(name: str) -> Path:
 
 
 def provide_workspace(targets: Iterable[str]) -> None:
-    """Make sure that each path in `targets`, such as `/workspace/dataset`, leads to the entry `dataset` in a folder of
-    the user's cache. This entry is a link, and `point` sets its target.
+    """Make sure that each path in `targets`, such as `/workspace/dataset`, leads to the entry `dataset` in a folder
+    of the user's cache. This entry is a link, and `point` sets its target.
 
     Raises:
         UsageError: a path exists and leads to something else, another user could change where it leads, or the link

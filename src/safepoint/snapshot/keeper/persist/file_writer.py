@@ -1,9 +1,10 @@
 """Writes the images of checkpoint files (the bytes of files, in memory) to durable files.
 
-Large files are written one after the other, with two threads for each file: one computes the checksums and the
-digest, and the other writes. Both process the bytes that have already been copied into the image
-(`Source.available`), so they begin before the copying has ended. Where the file system allows it, these writes bypass
-the page cache: a checkpoint is not read again soon, and would displace the training's data from the cache.
+Large files are written one after the other, with two threads for each file: one computes the checksums in the
+archives of `torch.save` and the digest of the file, and the other writes. Both process the bytes that have already
+been copied into the image (`Source.available`), so they begin before the copying has ended. Where the file system
+allows it, these writes bypass the page cache: a checkpoint is not read again soon, and would displace the training's
+data from the cache.
 
 A pool of threads writes the small files, several at a time, while the large files are written. A thread begins to
 write a small file when the image of the file is complete.

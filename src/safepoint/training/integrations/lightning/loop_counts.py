@@ -111,7 +111,7 @@ def contradiction_of(
         manifest: the manifest of the checkpoint.
         position: the position in the data, from the same checkpoint.
         is_automatic: whether Lightning makes the optimizer steps, and not the script.
-        accumulation: the smallest number of batches for which the script makes one optimizer step.
+        accumulation: the number of batches for each optimizer step; the smallest one if it changes in the training.
     """
     if found.epochs != position.epoch or not position.epoch <= manifest.epoch <= position.epoch + 1:
         return f"its loops have done {found.epochs} epochs, and the manifest says epoch {manifest.epoch:g}"
