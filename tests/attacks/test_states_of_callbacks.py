@@ -281,6 +281,43 @@ def test_a_scheduler_before_models_are_averaged() -> None:
                 made.on_fit_start(trainer, torch.nn.Linear(1, 1))
 
 
+@pytest.mark.parametrize("wrong", [{}, {"step": 5}, {"base_lrs": "x"}, {"_step_count": None}])
+def test_the_scheduler_of_averages(wrong: dict[str, Any]) -> None:
+    """It is made when the states are restored, in the middle of an epoch too, and the averages do not change."""
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    from safepoint.training.integrations.lightning.averaged_weights import continue_averaging
+
+    module = BoringModel()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.1)
+    optimizer.step()
+    scheduler.step()
+    state = {**scheduler.state_dict(), **wrong}
+    made = callbacks.StochasticWeightAveraging(0.1, swa_epoch_start=2)
+    made._max_epochs, made._average_model = 5, BoringModel()
+    averages: Any = {name: one.clone() for name, one in made._average_model.state_dict().items()}
+    made.load_state_dict(
+        {"n_averaged": 2, "latest_update_epoch": 2, "scheduler_state": state, "average_model_state": averages}
+    )
+    trainer: Any = SimpleNamespace(
+        callbacks=[made], current_epoch=2, max_epochs=5, optimizers=[optimizer], lr_scheduler_configs=[]
+    )
+    trainer.lightning_module, lr = module, optimizer.param_groups[0]["lr"]
+    if wrong:
+        with pytest.raises(CheckpointError, match=r"lightning\.ckpt"):
+            continue_averaging(trainer, "lightning.ckpt")
+        return
+    continue_averaging(trainer, "lightning.ckpt")
+    [config] = trainer.lr_scheduler_configs
+    saved = made.state_dict()
+    assert (saved["n_averaged"], saved["latest_update_epoch"], made._max_epochs) == (2, 2, 5)
+    assert (saved["scheduler_state"]["last_epoch"], optimizer.param_groups[0]["lr"]) == (1, lr)
+    assert config.scheduler.state_dict() == saved["scheduler_state"]
+    assert all(torch.equal(one, averages[name]) for name, one in saved["average_model_state"].items())
+
+
 def test_a_check_in_on_fit_start() -> None:
     """An error of the state names the file; an error of the script stays as it is."""
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")

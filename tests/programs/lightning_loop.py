@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -36,7 +36,8 @@ class Module(pl.LightningModule):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
         self.options = options
-        self.net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 32))
+        norm = nn.Identity() if options.no_norm else nn.BatchNorm1d(64)
+        self.net = nn.Sequential(nn.Linear(32, 64), norm, nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 32))
         self.register_buffer("validated", torch.zeros(3))
         self.marks = os.open(
             options.out / f"marks-{os.environ.get('RANK', '0')}", os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -86,6 +87,8 @@ def main() -> None:
     parser.add_argument("--two-loaders", action="store_true")
     parser.add_argument("--fit-twice", action="store_true")
     parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--average", action="store_true", help="the weights of the second epoch and of later ones")
+    parser.add_argument("--no-norm", action="store_true", help="no BatchNorm: with --average, no additional epoch")
     parser.add_argument("--stop-early", action="store_true", help="at the second validation; a ModelCheckpoint, too")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -104,6 +107,8 @@ def main() -> None:
     if options.stop_early:
         more.append(EarlyStopping("val_loss", min_delta=1e6, patience=1))
         more.append(ModelCheckpoint(options.out / "best", monitor="val_loss"))
+    if options.average:
+        more.append(StochasticWeightAveraging(0.05, swa_epoch_start=2, annealing_epochs=3))
     trainer = pl.Trainer(
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=ranks,
@@ -127,6 +132,7 @@ def main() -> None:
             "optimizer": trainer.optimizers[0].state_dict(),
             "scheduler": {name: value for name, value in scheduler.items() if not name.startswith("_")},
             "random": torch.get_rng_state(),
+            "averages": [one.state_dict() for one in more if isinstance(one, StochasticWeightAveraging)],
         },
         options.out / f"final-{trainer.global_rank}.pt",
     )

@@ -82,6 +82,30 @@ def test_every_boundary_is_one_to_go_on_from(variant: str, tmp_path: Path) -> No
         assert same(finals(output, 1), finals(reference, 1)), f"after step {step}"
 
 
+@pytest.mark.parametrize("shape", [("--no-norm",), pytest.param((), marks=pytest.mark.long)], ids=["plain", "norm"])
+def test_averages_continue_within_an_epoch(shape: tuple[str, ...], tmp_path: Path) -> None:
+    """Lightning makes the scheduler of the averages when an epoch begins, so not after a resume within an epoch.
+
+    It takes over the averages when a training ends, so not in a start that finds no step left to train. With
+    BatchNorm, Lightning adds an epoch.
+    """
+    shape = ("--average", "--plateau", "--epochs", "4", *shape)
+    reference, output, last = tmp_path / "reference", tmp_path / "run", 4 * _IN_EPOCH
+    _finish(_start(reference, "--step-ms", "0", *shape))
+    ends = [2 * _IN_EPOCH + 2, 2 * _IN_EPOCH + 3, 2 * _IN_EPOCH + 5]
+    for end in ends:
+        _finish(_start(output, "--step-ms", "0", "--max-steps", str(end), *shape))
+    stopped = _start(output, "--step-ms", "600", *shape)
+    with no_orphans(stopped):
+        stopped.wait_for_mark(f"train {last - 1}")
+        stopped.signal(signal.SIGTERM)
+        assert stopped.wait() == 75, stopped.text
+    for _ in range(2):
+        _finish(_start(output, "--step-ms", "0", *shape))
+        assert same(finals(output, 1), finals(reference, 1))
+    assert [one["step"] for one in read_events(output, "resumed")][:4] == [*ends, last]
+
+
 @pytest.mark.long
 def test_a_finished_run_does_nothing(tmp_path: Path) -> None:
     """The same command again loads the end and exits."""

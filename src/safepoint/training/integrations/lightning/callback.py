@@ -21,6 +21,7 @@ from safepoint.foundation.environment import Place
 from safepoint.foundation.units import plural
 from safepoint.progress.record import State
 from safepoint.training.context.rank_context import RankContext, current_context
+from safepoint.training.integrations.lightning.averaged_weights import continue_averaging, take_over_averages
 from safepoint.training.integrations.lightning.callback_states import SCORE, watch_later_loads
 from safepoint.training.integrations.lightning.checkpoint_files import is_local, is_of_run
 from safepoint.training.integrations.lightning.checkpoint_links import CheckpointLinks, remember_folders
@@ -168,7 +169,11 @@ class SafepointCallback(Checkpoint):
         """See `lightning.pytorch.Callback`."""
         self._close(None)
 
-    on_fit_end = on_train_end  # Lightning does not call `on_train_end` if no step was left to train
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """See `lightning.pytorch.Callback`."""
+        if self._training is not None:  # no step was left to train, so Lightning has not called `on_train_end`
+            take_over_averages(trainer)
+        self._close(None)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """See `lightning.pytorch.Callback`."""
@@ -268,6 +273,7 @@ class SafepointCallback(Checkpoint):
 
         def restored(original: Callable[[], None]) -> None:
             original()
+            continue_averaging(self._trainer, source)
             # If `begin` raises an error, `_close` must find no training, because none has started.
             training, self._training = self._training, None
             assert training is not None

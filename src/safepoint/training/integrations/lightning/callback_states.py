@@ -20,12 +20,10 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
-from torch.optim.swa_utils import SWALR
 
 from safepoint.checkpoint.pickles.loading import refusal, states_of
 from safepoint.checkpoint.pickles.optimizer_states import with_own_groups
-from safepoint.checkpoint.pickles.scheduler_states import checked_state
-from safepoint.checkpoint.pickles.temporary_attributes import Overrides, temporarily
+from safepoint.checkpoint.pickles.temporary_attributes import Overrides
 from safepoint.errors import CheckpointError
 from safepoint.foundation.field_types import COUNT, NAMED, NUMBER, Kind, finite, whole
 
@@ -194,7 +192,7 @@ def watch_later_loads(where: object, callbacks: Iterable[Any], optimizers: Calla
     """Check what callbacks load after their states: until the returned `Overrides` is closed.
 
     Callbacks use their states in `on_fit_start`: BaseFinetuning puts groups of parameters into the optimizers.
-    StochasticWeightAveraging loads the state of its scheduler in an epoch.
+    StochasticWeightAveraging removes the scheduler of the script; see `continue_averaging` for the state of its own.
 
     Args:
         where: the file that the states come from; named in errors.
@@ -227,24 +225,12 @@ def watch_later_loads(where: object, callbacks: Iterable[Any], optimizers: Calla
             what = "StochasticWeightAveraging has the state of a scheduler, although it has averaged no model yet"
             raise refusal(where, what, "otherwise keep `swa_epoch_start` as in the run that wrote the checkpoint")
 
-    def start_epoch(original: Callable[..., None], *arguments: Any) -> None:
-        kind: Any = SWALR
-        load = kind.load_state_dict
-
-        def load_state_dict(self: Any, state_dict: Any) -> None:
-            with states_of(where):
-                load(self, checked_state(where, self, state_dict))
-
-        with temporarily(kind, load_state_dict=load_state_dict):
-            original(*arguments)
-
     overrides = Overrides()
     for callback in callbacks:
         if isinstance(callback, BaseFinetuning):
             overrides.override(callback, "on_fit_start", partial(start_finetuning, callback))
         elif isinstance(callback, StochasticWeightAveraging):
             overrides.override(callback, "on_fit_start", partial(start_averaging, callback))
-            overrides.override(callback, "on_train_epoch_start", start_epoch)
         elif _is_defined_by_lightning(callback):
             overrides.override(callback, "on_fit_start", start)
     return overrides
