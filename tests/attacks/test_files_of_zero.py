@@ -148,8 +148,12 @@ def test_the_manifest_of_the_best_checkpoint_is_a_pipe(tmp_path: Path) -> None:
         with contextlib.suppress(BrokenPipeError):
             pipe.write_bytes((good / MANIFEST_NAME).read_bytes())
 
-    threading.Thread(target=write, daemon=True).start()
+    writer = threading.Thread(target=write)
+    writer.start()
     assert _manifest_of_best(pipe.parent) is None
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # a writer that has not written yet may end
+    writer.join()
+    os.close(reader)
 
 
 def test_the_manifest_of_the_best_checkpoint_is_a_hole(tmp_path: Path) -> None:

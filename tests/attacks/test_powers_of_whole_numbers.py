@@ -55,11 +55,11 @@ def test_a_step_ends(tmp_path: Path) -> None:
     scheduler = lr_scheduler.MultiStepLR(optimizer, [1])
     state = {**scheduler.state_dict(), "gamma": 10**50, "milestones": Counter({1: 1000})}
     torch.save(state, tmp_path / "scheduler.pt")
-    with checked_schedulers("scheduler.pt", scheduler):
+    with (
+        pytest.raises(CheckpointError, match="OverflowError"),
+        checked_schedulers("scheduler.pt", scheduler),
+    ):
         scheduler.load_state_dict(load_data(tmp_path / "scheduler.pt"))
-    optimizer.step()
-    with pytest.raises(OverflowError):  # some settings raise an error in a later step
-        scheduler.step()
 
 
 @pytest.mark.parametrize("name", ["gamma", "last_epoch", "_step_count", "base_lrs"])

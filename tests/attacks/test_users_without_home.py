@@ -41,7 +41,7 @@ def test_files_in_the_home_folder(home: str | None, folder: Path, monkeypatch: p
         assert not found.is_relative_to(folder)
         assert found.is_relative_to(environment.home_folder())
     source = find_keys(StorageOptions(), {"AWS_EC2_METADATA_DISABLED": "true"})
-    assert "credentials" not in source._origin
+    assert "credentials" not in source.origin
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -119,8 +119,9 @@ def _check_counts(state: Any, where: object) -> None:
     """Refuse counts by which a module could not divide, such as a BatchNorm that has tracked -1 batches."""
     for name, value in cast("Mapping[Any, Any]", state).items() if isinstance(state, Mapping) else ():
         is_count = str(name).rpartition(".")[2] in _COUNTS
-        is_number = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta
-        if is_count and is_number and value.layout is torch.strided and not value.is_complex():
+        # Weights may be tensors of other classes. FSDP's ShardedTensor raises an error when it is asked for its size.
+        is_number = is_count and type(value) in {torch.Tensor, torch.nn.Parameter} and value.numel() == 1
+        if is_number and not value.is_meta and value.layout is torch.strided and not value.is_complex():
             count = float(value)
             if not (math.isfinite(count) and 0 <= count <= MOST_COUNT):
                 raise refusal(where, f"{printable(repr(str(name)))} of its module is {count:g}, which is no count")

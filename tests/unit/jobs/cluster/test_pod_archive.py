@@ -45,7 +45,7 @@ def test_it_has_the_pod_side_only() -> None:
 
 def test_it_leaves_room_for_code_in_a_config_map() -> None:
     """docs/cluster.md promises that 0.4 MB of the 1 MiB are left. Larger code goes to the claim or bucket."""
-    assert len(pod_archive.build_archive()) < 640_000
+    assert len(pod_archive.build_archive()) < 648_000
 
 
 def test_only_comments_and_docstrings_are_left_out() -> None:
