@@ -86,7 +86,7 @@ test-nfs: $(INSTALLED) ## a folder on real NFS: Debian's kernel as a process, se
 install-images: $(INSTALLED)
 	$(BIN)/python -m tests.support.criu install
 
-test-images: $(INSTALLED) ## process images of real processes, with CRIU from Debian unstable; as root (8 minutes)
+test-images: $(INSTALLED) ## process images of real processes, with CRIU from Debian unstable; as root (12 minutes)
 	if $(MAKE) install-images; then $(PYTEST) -n 0 -m 'images and not long' tests/images; fi
 
 test-images-core: $(INSTALLED) ## of these: frozen and restored bit for bit, whose an image is, damage and a full disk (3 minutes)
