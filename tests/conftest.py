@@ -48,7 +48,8 @@ _HARD_AFTER_S = 60
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """A test that does not end after its time limit, because it waits for a thread or a lock, ends its process.
 
-    The process first prints where each of its threads is. Other tests go on in a new process.
+    The process first prints where each of its threads is. With several processes (`make test`), the other ones finish
+    the tests that they have begun with, and the run fails.
     """
     limit = item.get_closest_marker("timeout")
     assert limit is not None
